@@ -1,0 +1,187 @@
+"""One settings model for the whole gateway: defaults < YAML file < environment < flags.
+
+The classes say what can be set, its unit, its bounds and its default. :func:`load` reads the layers and raises one
+:class:`ConfigError` that lists every fault at once, each with the place it came from and the mend. Everything is
+frozen: a changed file makes a new :class:`Settings`, never a changed one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+PolicyName = Literal["kv-aware", "prefix-cache", "least-request", "power-of-two", "random", "round-robin"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class EventsSettings(_Section):
+    """Following the engines' KV events."""
+
+    enabled: bool = False
+    """Turn KV event sync on (``AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED``)."""
+    strict: bool = False
+    """Fail to start, instead of routing without KV sync, when one of its conditions is not met (``KVSYNC_STRICT``)."""
+    condition_interval: Seconds = 5.0
+    """How often unmet conditions are checked again."""
+    connect_timeout: Seconds = 5.0
+    """How long a stream may take for its handshake before the wait for it is counted as a failure."""
+    heartbeat_interval: Seconds = 5.0
+    heartbeat_timeout: Seconds = 15.0
+    """Without an answer to a ZMQ heartbeat for this long, a connection counts as dead and is made again."""
+    replay_timeout: Seconds = 1.0
+    """A replay round ends after this long without a frame."""
+    replay_round_timeout: Seconds = 30.0
+    """All rounds of one repair together."""
+    replays_at_once: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Over all engines; the rest waits. One stream never has two."""
+    receive_high_water: Annotated[int, Field(ge=1)] = 100_000
+    """Messages that a stream's SUB socket may hold (RCVHWM). What is dropped above shows as a gap and is replayed."""
+    receive_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    """Bytes of received batches that may wait for the index, over all streams."""
+    batch_size: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """Messages that one drain takes at most."""
+    poll_timeout: Seconds = 0.1
+    """How long the reader sleeps when nothing arrives."""
+
+
+class RemoteTokenizerSettings(_Section):
+    """Tokenizing by a vLLM server's ``/tokenize``."""
+
+    enabled: bool = False
+    """``AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER``; KV sync requires it."""
+    endpoint: str | None = None
+    """Base URL of the service that tokenizes (``AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT``), or ``engines``: the
+    engines of the model themselves."""
+    connect_timeout: Seconds = 1.0
+    timeout: Seconds = 5.0
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Further tries, elsewhere where there is an elsewhere, on connect errors, 408, 429, 500, 502, 503 and 504."""
+    budget: Seconds = 2.0
+    """What one request may wait for its tokens, tries included; after that it is routed by load."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    """Failures in a row after which an endpoint rests."""
+    breaker_rest: Seconds = 5.0
+    connections: Annotated[int, Field(ge=1, le=4096)] = 64
+    cache_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+    """Whole requests remembered, least recently used out first."""
+
+
+class LocalTokenizerSettings(_Section):
+    """Tokenizing in this process, for models that name a ``tokenizer`` folder."""
+
+    enabled: bool = True
+    prove: Annotated[int, Field(ge=1)] = 20
+    """Equal answers of the remote tokenizer, per request shape, before local ones of that shape are used."""
+    compare: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of local answers that stays compared; one difference disables the shape."""
+    threads: Annotated[int, Field(ge=1, le=64)] = 2
+    queue: Annotated[int, Field(ge=1)] = 64
+    """Requests that may wait for a thread; beyond it, requests are routed by load."""
+    cache_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+
+
+class TokenizerSettings(_Section):
+    type: str | None = None
+    """AIBrix's ``AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE``: unset or ``remote``; anything else keeps KV sync off."""
+    remote: RemoteTokenizerSettings = RemoteTokenizerSettings()
+    local: LocalTokenizerSettings = LocalTokenizerSettings()
+
+
+class RoutingSettings(_Section):
+    policy: PolicyName = "kv-aware"
+    """Where neither header nor environment (``ROUTING_ALGORITHM``) chooses."""
+    imbalance_abs_count: Annotated[int, Field(ge=1)] = 8
+    """``prefix-cache``: ``AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT``."""
+    standard_deviation_factor: Annotated[float, Field(gt=0)] = 1.0
+    """``prefix-cache``: ``AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR``."""
+    cpu_discount: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """``kv-aware``: what a token credited in the cpu tier counts beside one in the gpu tier."""
+    storage_discount: Annotated[float, Field(ge=0, le=1)] = 0.5
+    decode_cost: Annotated[float, Field(ge=0)] = 64.0
+    """``kv-aware``: prefill tokens that one running request on a worker is worth."""
+    expected_lifetime: Seconds = 2.0
+    """How long a choice just made counts as an expected prefix."""
+    decisions: Annotated[int, Field(ge=0)] = 10_000
+    """Decision records kept for ``GET /v1/decisions/{request-id}``."""
+
+
+class GatewaySettings(_Section):
+    """The data port."""
+
+    host: str = "0.0.0.0"
+    port: Port = 8080
+    extra_paths: tuple[str, ...] = ()
+    """Further POST paths passed to the engines, routed by load."""
+    expose_tokenize: bool = False
+    """Answer /tokenize and /detokenize (by an engine of the model)."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 32 << 20
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
+    connect_timeout: Seconds = 2.0
+    first_byte_timeout: Seconds = 600.0
+    """From the request sent to the engine's status line (queueing and prefill are in it)."""
+    idle_timeout: Seconds = 300.0
+    """Between two pieces of an answer; there is no limit on the total."""
+    client_timeout: Seconds = 60.0
+    """Between two pieces of a request, and between two requests on one connection."""
+    upstream_idle: Seconds = 4.0
+    """Idle engine connections are dropped after this (engines close theirs at 5 s)."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Other workers tried when a connection to the chosen one can't be made."""
+    retry_fresh_reset: bool = True
+    """Try once elsewhere when a *fresh* connection is reset without one response byte."""
+    drain_timeout: Seconds = 30.0
+    """How long open answers may still run after SIGTERM."""
+
+
+class AdminSettings(_Section):
+    """Health, metrics and the admin API, on their own port."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8081
+
+
+class TelemetrySettings(_Section):
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    prefix_cache_metrics: bool = False
+    """``AIBRIX_PREFIX_CACHE_LOCAL_ROUTER_METRICS_ENABLED``; gateway and ZMQ metrics are always on."""
+
+
+class EngineSettings(_Section):
+    """One engine of the static fleet; ``kvsync.discovery.model.Engine`` says what each field means."""
+
+    name: str = Field(min_length=1, max_length=253, pattern=r"^[^\s#]+$")
+    url: str
+    events: str | None = None
+    replay: str | None = None
+    kv_events: bool = True
+    adapters: tuple[str, ...] = ()
+    data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    spec_decode: str | None = None
+    attention_chunk_size: Annotated[int, Field(ge=1)] | None = None
+    usable_blocks: Annotated[int, Field(ge=1)] | None = None
+    labels: dict[str, str] = {}
+
+
+class ModelSettings(_Section):
+    name: str = Field(min_length=1)
+    tokenizer: Path | None = None
+    """Folder with ``tokenizer.json`` (and ``tokenizer_config.json`` or ``chat_template.jinja``) for local tokenizing."""
+    engines: tuple[EngineSettings, ...] = ()
+
+
+class Settings(_Section):
+    gateway: GatewaySettings = GatewaySettings()
+    admin: AdminSettings = AdminSettings()
+    events: EventsSettings = EventsSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    routing: RoutingSettings = RoutingSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    models: tuple[ModelSettings, ...] = ()
