@@ -173,7 +173,7 @@ class EngineSettings(_Section):
 class ModelSettings(_Section):
     name: str = Field(min_length=1)
     tokenizer: Path | None = None
-    """Folder with ``tokenizer.json`` (and ``tokenizer_config.json`` or ``chat_template.jinja``) for local tokenizing."""
+    """Folder with ``tokenizer.json`` and the chat template, for local tokenizing."""
     engines: tuple[EngineSettings, ...] = ()
 
 

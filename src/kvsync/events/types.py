@@ -80,7 +80,7 @@ class BlockStoredEvent:
     medium: str | None = None
     """As on the wire, in any letter case; ``None`` in dialects without it (vLLM < 0.10.2: GPU)."""
     extra_keys: tuple[tuple[ExtraKey, ...], ...] | None = None
-    """Per block, typed, the adapter's name taken out; ``None`` when the event carries none (then they may be hidden)."""
+    """Per block, typed, the adapter's name taken out; ``None`` when the event carries none (they may be hidden)."""
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -141,8 +141,8 @@ class SkippedEvent:
     """One of: ``unknown_tag``, ``no_tag``, ``not_an_event``, ``missing_field``, ``wrong_type``, ``bad_hash``,
     ``bad_token``, ``bad_block_size``."""
     may_remove: bool
-    """True when blocks may have left the cache by it (Remove, Clear or Evict in its tag, or no readable tag): then what
-    is known of the worker can't be trusted any more."""
+    """True when blocks may have left the cache by it (Remove, Clear or Evict in its tag, or no readable tag): then what is
+    known of the worker can't be trusted any more."""
 
 
 @dataclass(frozen=True, slots=True)

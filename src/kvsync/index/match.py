@@ -17,8 +17,8 @@ from kvsync.events.types import EventBatch, ExtraKey
 Tier: TypeAlias = Literal["gpu", "cpu", "storage"]
 Trust: TypeAlias = Literal["exact", "partial", "none"]
 Tokens: TypeAlias = Buffer | Sequence[int]
-"""A prompt: any contiguous buffer of native-endian uint32 (``array('I')``, numpy ``uint32``, or plain bytes whose length
-is a multiple of 4), or a sequence of ints."""
+"""A prompt: any contiguous buffer of native-endian uint32 (``array('I')``, numpy ``uint32``, or plain bytes whose
+length is a multiple of 4), or a sequence of ints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Index(Protocol):
     """The global prefix index.
 
     Not thread-safe by itself beyond this: one writer may call the mutating methods while other threads call ``match``;
-    a match sees each worker's batch wholly or not at all. Mutating calls for a worker that is not registered are ignored.
+    a match sees each worker's batch wholly or not at all. Mutating calls for an unregistered worker are ignored.
     """
 
     def add_worker(
