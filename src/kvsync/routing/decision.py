@@ -1,0 +1,78 @@
+"""A question to the router, and the decision that explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvsync.discovery.model import Engine
+from kvsync.index.match import Match
+from kvsync.tokenize.types import TokenizedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One request, as far as choosing a worker needs it."""
+
+    request_id: str
+    model: str
+    """The served (base) model's name."""
+    adapter: str | None
+    tokenized: TokenizedRequest
+    policy: str | None = None
+    """From the ``routing-strategy`` header."""
+    label_filter: str | None = None
+    """From the ``external-filter`` header: a Kubernetes label selector."""
+    exclude: frozenset[str] = frozenset()
+    """Workers already tried for this request."""
+    pinned_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker is busy with, as this gateway counts it."""
+
+    running: int = 0
+    """Requests sent and not finished."""
+    queued_prefill_tokens: int = 0
+    """Uncached prompt tokens of requests whose first byte has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker as the policy saw it."""
+
+    worker: str
+    engine: Engine
+    rank: int
+    match: Match
+    expected: int
+    """Tokens beyond the credit that the worker may well have: the match's and those of choices just made."""
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who gets the request, and why."""
+
+    request_id: str
+    model: str
+    adapter: str | None
+    policy: str
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    scores: Mapping[str, float]
+    """Per worker, the figure that the policy compared (``kv-aware``: estimated work in prefill tokens)."""
+    why: str
+    """One sentence."""
+    prompt_tokens: int
+    """0 when the tokens are unknown."""
+    mode: str
+    """What knowledge served: ``exact``, ``partial``, ``none`` (the chosen worker's trust) or ``load-only``."""
+    tokenized: TokenizedRequest
+    time: float
+    """Seconds since the epoch."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+__all__ = ["Candidate", "Decision", "Load", "Query"]

@@ -1,0 +1,45 @@
+"""What tokenizing hands to routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvsync.events.types import ExtraKey
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the engine will see it."""
+
+    tokens: bytes
+    """Packed native-endian uint32. Cut before the first image's first block when its keys are not known."""
+    length: int
+    """Tokens of the whole prompt, the part that was cut away included (an estimate then)."""
+    block_keys: Sequence[Sequence[ExtraKey] | None] | None = None
+    """Extra keys per block (images), where a render endpoint told them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRequest:
+    """A request's prompts, and what of them may be compared with what the engine reports."""
+
+    prompts: tuple[Prompt, ...]
+    """Empty when the tokens are unknown: then the request is routed by load, and ``reason`` says why."""
+    source: Literal["ids", "remote", "local", "cache", "none"]
+    reason: str | None = None
+    """Why tokens are unknown or their credit counts nothing; a short word for a metric label (``unsupported_api``,
+    ``prompt_embeds``, ``skips_cache``, ``tokenizer_failed``, ``tokenizer_timeout``, ``queue_full``, ``no_tokenizer``)."""
+    cache_salt: str | None = None
+    reads_cache: bool = True
+    """False for ``prompt_logprobs`` and echo + logprobs: the engine does not read its cache, so credit counts nothing."""
+    hides_keys: bool = False
+    """True when the request carries a salt or an image, which old engines hide (see the index's hidden keys)."""
+    reannounces: bool = False
+    """True when it asks for ``kv_cache_report_mode=full``: the worker it goes to re-announces its hits."""
+    comparable: bool = False
+    """One prompt, n = 1, reads the cache: the engine's ``cached_tokens`` may be compared with the credit."""
+
+
+__all__ = ["Prompt", "TokenizedRequest"]
