@@ -30,10 +30,11 @@ class TokenizedRequest:
     source: Literal["ids", "remote", "local", "cache", "none"]
     reason: str | None = None
     """Why tokens are unknown or their credit counts nothing; a short word for a metric label (``unsupported_api``,
-    ``prompt_embeds``, ``skips_cache``, ``tokenizer_failed``, ``tokenizer_timeout``, ``queue_full``, ``no_tokenizer``)."""
+    ``prompt_embeds``, ``skips_cache``, ``tokenizer_failed``, ``tokenizer_timeout``, ``queue_full``, ``no_tokenizer``).
+    """
     cache_salt: str | None = None
     reads_cache: bool = True
-    """False for ``prompt_logprobs`` and echo + logprobs: the engine does not read its cache, so credit counts nothing."""
+    """False for ``prompt_logprobs`` and echo + logprobs: the engine does not read its cache, so credit is nothing."""
     hides_keys: bool = False
     """True when the request carries a salt or an image, which old engines hide (see the index's hidden keys)."""
     reannounces: bool = False
