@@ -43,7 +43,14 @@ class Embeds:
     digest: bytes
 
 
-ExtraKey: TypeAlias = Salt | Image | Embeds
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An extra key of a kind that this version doesn't know: it keeps blocks apart and matches no request."""
+
+    raw: bytes
+
+
+ExtraKey: TypeAlias = Salt | Image | Embeds | Opaque
 """What besides parent and tokens tells two blocks apart. The adapter is not among them: it is part of the context."""
 
 
@@ -190,6 +197,7 @@ __all__ = [
     "ExtraKey",
     "Image",
     "KVEvent",
+    "Opaque",
     "Salt",
     "SkippedEvent",
     "UndecodableBatch",
