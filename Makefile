@@ -1,0 +1,57 @@
+# The targets that a user needs. Everything is set up in .venv from this checkout's own files; nothing else is touched.
+#   make demo    set up, then show the main job (no GPU, no cluster, no Redis)
+#   make test    set up, then run every test
+#   make lint    formatters, linters, type checkers
+#   make bench   benchmarks
+#   make build   sdist and wheels into dist/
+#   make lock    renew the requirement files after a change of pyproject.toml
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport VIRTUAL_ENV CONDA_PREFIX
+TEST_ARGS ?=
+CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
+
+.PHONY: demo test test-vllm lint bench build lock
+demo: .make/run
+	$(BIN)/kvsync demo $(DEMO_ARGS)
+
+test: .make/dev
+	$(BIN)/pytest -n 2 --dist loadgroup $(TEST_ARGS)
+	@if command -v cargo >/dev/null; then cd core && cargo test --locked --quiet; fi
+
+lint: .make/dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@if command -v cargo >/dev/null; then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings; fi
+
+bench: .make/dev
+	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+build: .make/run
+	$(BIN)/uv build --quiet --out-dir dist .
+	@if command -v cargo >/dev/null; then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; fi
+
+lock: .make/run
+	$(BIN)/uv pip compile pyproject.toml --extra sim --group build --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements.txt
+	$(BIN)/uv pip compile pyproject.toml --extra sim --group dev --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements-dev.txt
+
+# What `kvsync serve`, `sim` and `demo` need: the locked requirements, the package, and the native core where Rust is there.
+.make/run: requirements.txt pyproject.toml .make/venv $(CORE_SOURCES)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.txt
+	$(BIN)/uv pip install -q --require-hashes -r requirements.txt -p .venv
+	$(BIN)/uv pip install -q --no-deps -e . -p .venv
+	@if ! command -v cargo >/dev/null; then echo "No Rust here: the pure-Python index serves (slower, same answers)."; \
+	elif $(BIN)/uv pip install -q --no-deps --no-build-isolation ./core -p .venv 2>.make/core.log; then echo "Native core built."; \
+	else tail -5 .make/core.log; echo "The native core could not be built (.make/core.log): the pure-Python index serves."; fi
+	@touch $@
+
+.make/dev: requirements-dev.txt .make/run
+	$(BIN)/uv pip install -q --require-hashes -r requirements-dev.txt -p .venv
+	@touch $@
+
+.make/venv:
+	@$(PYTHON) -c 'import sys; sys.exit("kvsync needs Python 3.11 or newer, this is " + sys.version.split()[0] + " (set PYTHON=)" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	@mkdir -p .make && touch $@
