@@ -1,24 +1,39 @@
-"""One settings model for the whole gateway: defaults < YAML file < environment < flags.
-
-The classes say what can be set, its unit, its bounds and its default. :func:`load` reads the layers and raises one
-:class:`ConfigError` that lists every fault at once, each with the place it came from and the mend. Everything is
-frozen: a changed file makes a new :class:`Settings`, never a changed one.
-"""
+"""What can be set: every setting with its meaning, its unit, its bounds and its default."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from kvsync.config.addresses import http_address, tcp_address
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 PolicyName = Literal["kv-aware", "prefix-cache", "least-request", "power-of-two", "random", "round-robin"]
 
 
+def _http(text: str) -> str:
+    return str(http_address(text))
+
+
+def _tcp(text: str) -> str:
+    return str(tcp_address(text))
+
+
+def _tokenizer(text: str) -> str:
+    return text if text == "engines" else str(http_address(text, path_allowed=True))
+
+
+HttpUrl = Annotated[str, AfterValidator(_http)]
+TcpEndpoint = Annotated[str, AfterValidator(_tcp)]
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x20\x7f]+$")]
+"""Of a model or adapter: what clients send as ``model``."""
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
 
 class EventsSettings(_Section):
@@ -56,7 +71,7 @@ class RemoteTokenizerSettings(_Section):
 
     enabled: bool = False
     """``AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER``; KV sync requires it."""
-    endpoint: str | None = None
+    endpoint: Annotated[str, AfterValidator(_tokenizer)] | None = None
     """Base URL of the service that tokenizes (``AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT``), or ``engines``: the
     engines of the model themselves."""
     connect_timeout: Seconds = 1.0
@@ -96,7 +111,8 @@ class TokenizerSettings(_Section):
 
 class RoutingSettings(_Section):
     policy: PolicyName = "kv-aware"
-    """Where neither header nor environment (``ROUTING_ALGORITHM``) chooses."""
+    """Where the ``routing-strategy`` header does not choose. ``ROUTING_ALGORITHM`` replaces the default only: what the
+    YAML file, ``KVSYNC_ROUTING_POLICY`` or a flag says, beats it."""
     imbalance_abs_count: Annotated[int, Field(ge=1)] = 8
     """``prefix-cache``: ``AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT``."""
     standard_deviation_factor: Annotated[float, Field(gt=0)] = 1.0
@@ -104,6 +120,9 @@ class RoutingSettings(_Section):
     cpu_discount: Annotated[float, Field(ge=0, le=1)] = 0.8
     """``kv-aware``: what a token credited in the cpu tier counts beside one in the gpu tier."""
     storage_discount: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The same for the storage tier."""
+    expected_discount: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """``kv-aware``: what an expected token (doubtful blocks, a choice just made) counts beside a credited one."""
     decode_cost: Annotated[float, Field(ge=0)] = 64.0
     """``kv-aware``: prefill tokens that one running request on a worker is worth."""
     expected_lifetime: Seconds = 2.0
@@ -117,7 +136,7 @@ class GatewaySettings(_Section):
 
     host: str = "0.0.0.0"
     port: Port = 8080
-    extra_paths: tuple[str, ...] = ()
+    extra_paths: tuple[Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$")], ...] = ()
     """Further POST paths passed to the engines, routed by load."""
     expose_tokenize: bool = False
     """Answer /tokenize and /detokenize (by an engine of the model)."""
@@ -158,20 +177,20 @@ class EngineSettings(_Section):
     """One engine of the static fleet; ``kvsync.discovery.model.Engine`` says what each field means."""
 
     name: str = Field(min_length=1, max_length=253, pattern=r"^[^\s#]+$")
-    url: str
-    events: str | None = None
-    replay: str | None = None
+    url: HttpUrl
+    events: TcpEndpoint | None = None
+    replay: TcpEndpoint | None = None
     kv_events: bool = True
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[Name, ...] = ()
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
-    spec_decode: str | None = None
+    spec_decode: Literal["eagle"] | None = None
     attention_chunk_size: Annotated[int, Field(ge=1)] | None = None
     usable_blocks: Annotated[int, Field(ge=1)] | None = None
     labels: dict[str, str] = {}
 
 
 class ModelSettings(_Section):
-    name: str = Field(min_length=1)
+    name: Name
     tokenizer: Path | None = None
     """Folder with ``tokenizer.json`` and the chat template, for local tokenizing."""
     engines: tuple[EngineSettings, ...] = ()

@@ -1,0 +1,78 @@
+"""``kvsync config``: look at a configuration without starting anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+
+from kvsync.config import ConfigError, Loaded, read
+
+
+@click.group()
+def config() -> None:
+    """Check and explain configurations."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+def check(file: Path | None) -> None:
+    """Check FILE and the environment as `kvsync serve` would read them, and start nothing.
+
+    Prints every fault at once, each with its place (file and line, or variable) and how to mend it, and exits with 1.
+    Without faults it prints the effective settings, one a line, and behind those that are not defaults where they
+    come from. Without FILE the environment alone is checked.
+
+    \b
+    Layers, the later winning:
+      1. defaults
+      2. ROUTING_ALGORITHM, for routing.policy only
+      3. FILE
+      4. AIBRIX_* variables that have a counterpart here; the others are named with the reason
+      5. KVSYNC_<SECTION>_<FIELD>, such as KVSYNC_GATEWAY_PORT for gateway.port
+      6. flags of `kvsync serve`
+
+    \b
+    A small FILE:
+      models:
+        - name: Qwen/Qwen3-8B
+          engines:
+            - name: engine-0
+              url: http://10.0.0.5:8000
+              events: tcp://10.0.0.5:5557
+              replay: tcp://10.0.0.5:5657
+    """
+    try:
+        loaded = read(file, os.environ, {})
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    for warning in loaded.warnings:
+        click.echo(f"Warning: {warning}", err=True)
+    for line in _explained(loaded):
+        click.echo(line)
+
+
+def _explained(loaded: Loaded) -> Iterator[str]:
+    for path, value in _leaves(loaded.settings, ""):
+        origin = loaded.origins.get(path)
+        yield f"{path} = {value}" + (f"  # {origin}" if origin else "")
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _leaves(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        for position, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{position}]")
+    elif isinstance(value, bool):
+        yield path, str(value).lower()
+    elif value is None:
+        yield path, "-"
+    elif isinstance(value, tuple):
+        yield path, f"[{', '.join(map(str, value))}]"
+    else:
+        yield path, str(value)

@@ -1,0 +1,111 @@
+"""Addresses as people write them, checked and brought into the one form that the other rooms rely on.
+
+An address says which machine to talk to and nothing else: user names, paths and "any interface" hosts are refused,
+since each of them is a sign that something else was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
+)
+_DEFAULT_PORT = {"http": 80, "https": 443, "tcp": None}
+
+
+class Address(NamedTuple):
+    scheme: str
+    host: str
+    """Lower case, without brackets."""
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+class BadAddress(ValueError):
+    """An address that can't be used; ``mend`` says what to write instead."""
+
+    def __init__(self, message: str, mend: str) -> None:
+        super().__init__(message)
+        self.mend = mend
+
+
+def http_address(text: str, *, path_allowed: bool = False) -> Address:
+    """``http[s]://host[:port]``, with the scheme's port filled in and no trailing slash.
+
+    Raises:
+        BadAddress: anything else.
+    """
+    return _parse(text, ("http", "https"), path_allowed)
+
+
+def tcp_address(text: str) -> Address:
+    """``tcp://host:port``, the form of ZMQ endpoints; IPv6 in brackets.
+
+    Raises:
+        BadAddress: anything else.
+    """
+    return _parse(text, ("tcp",), False)
+
+
+def _parse(text: str, schemes: tuple[str, ...], path_allowed: bool) -> Address:
+    example = f"{schemes[0]}://host:{'5557' if schemes == ('tcp',) else '8000'}"
+    mend = f"write {example}; an IPv6 address stands in brackets"
+    # urlsplit silently drops tabs and newlines and accepts blanks: "what you see" would not be "what is dialled".
+    if not text or any(c.isspace() or not c.isprintable() for c in text):
+        raise BadAddress(f"{text!r} is not an address", mend)
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BadAddress(f"{text!r} is not an address: {error}", mend) from None
+    if parts.scheme not in schemes or not text[len(parts.scheme) :].startswith("://"):
+        raise BadAddress(f"{text!r} does not begin with {' or '.join(s + '://' for s in schemes)}", mend)
+    if "@" in parts.netloc:
+        raise BadAddress("the address carries a user name or password", "remove everything up to the @")
+    if not host:
+        raise BadAddress(f"{text!r} names no host", mend)
+    if "?" in text or "#" in text:
+        raise BadAddress(f"{text!r} carries a query or fragment", mend)
+    path = parts.path.rstrip("/")
+    if path and not path_allowed:
+        raise BadAddress(f"{text!r} carries a path", f"remove {path!r}: paths are added by the gateway")
+    if port is None:
+        port = _DEFAULT_PORT[parts.scheme]
+    if not port:
+        raise BadAddress(f"{text!r} names no port", mend)
+    return Address(parts.scheme, _host(host, text), port, path)
+
+
+def _host(host: str, text: str) -> str:
+    """The host, known to be one that can be dialled."""
+    if host == "*":
+        raise BadAddress(
+            f"{text!r} is what an engine listens on, not where it can be reached",
+            "give the engine's own host name or address",
+        )
+    try:
+        address = ip_address(host)
+    except ValueError:
+        if not _HOST.fullmatch(host) or re.fullmatch(r"[0-9.]+", host):
+            raise BadAddress(f"{host!r} is neither a host name nor an IP address", "correct the host") from None
+        return host.lower()
+    if address.is_unspecified:
+        raise BadAddress(
+            f"{host!r} means any address and can't be dialled", "give the engine's own host name or address"
+        )
+    if address.is_multicast:
+        raise BadAddress(f"{host!r} is a multicast address", "give the engine's own host name or address")
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        raise BadAddress(f"{host!r} has a zone", "use an address that needs no zone")
+    return str(address)
+
+
+__all__ = ["Address", "BadAddress", "http_address", "tcp_address"]
