@@ -323,7 +323,7 @@ class _Worker:
             parent = key
         if missing:
             self._park(event)
-        return [h for h in event.block_hashes if h in self.parked_under]
+        return [h for h in event.block_hashes if h in self.parked_under and h in self.key_of]
 
     def _unplace(self, engine_hash: EngineHash) -> None:
         key = self.key_of.pop(engine_hash, None)
