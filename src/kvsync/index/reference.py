@@ -230,7 +230,8 @@ class _Worker:
         if not dense or event.block_size != self._block_size(index):
             self.counts["unplaced"] += 1
         elif tier != "gpu" and event.extra_keys is None:
-            self.counts["waiting_offload"] += any(h not in self.key_of for h in event.block_hashes)
+            if any(h not in self.key_of for h in event.block_hashes):
+                self.counts["waiting_offload"] += 1
         else:
             self._place(event)
 
@@ -318,8 +319,10 @@ class _Worker:
                 key = block_key(parent, tokens[i * step : (i + 1) * step], extra)
                 if engine_hash in self.places:
                     self.key_of[engine_hash] = key
-                    if self.hash_of.setdefault(key, engine_hash) != engine_hash:
-                        self.twins.setdefault(key, {self.hash_of[key]}).add(engine_hash)
+                    if key in self.twins:  # hash_of may still name one that is gone, even this one
+                        self.twins[key].add(engine_hash)
+                    elif self.hash_of.setdefault(key, engine_hash) != engine_hash:
+                        self.twins[key] = {self.hash_of[key], engine_hash}
             parent = key
         if missing:
             self._park(event)
