@@ -1,0 +1,102 @@
+"""Which header fields pass, in which direction, and which are the gateway's own.
+
+What must always hold: a client can neither choose its target nor its data-parallel rank, no hop-by-hop field crosses,
+and the gateway's own fields appear once. Values are those that the parser let through: no CR, LF or NUL is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+from uuid import uuid4
+
+Field: TypeAlias = tuple[bytes, bytes, bytes]
+"""A header field: its name in lower case, its name as sent, its value."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+_TARGETING = frozenset({b"target-pod", b"target-pod-ip", b"x-gateway-destination-endpoint", b"x-data-parallel-rank"})
+_REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id", b"request-id"})
+_REQUEST_DROPPED = _HOP_BY_HOP | _TARGETING | _REWRITTEN
+_ANSWER_DROPPED = _HOP_BY_HOP | _TARGETING | {b"content-length", b"request-id", b"routing-strategy"}
+_ALONE = frozenset({b"close", b"keep-alive", b"upgrade"})
+"""Values of ``Connection`` that name no field that would pass otherwise."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
+
+
+class Wishes:
+    """What a client's header fields ask of the gateway, and what of them an engine may see."""
+
+    __slots__ = ("forwarded", "label_filter", "policy", "request_id")
+
+    forwarded: list[bytes]
+    """The fields that pass, each as ``name: value CRLF``."""
+    request_id: bytes
+    """The client's own where it is well-formed and single, else a new one."""
+    policy: str | None
+    """The first ``routing-strategy``."""
+    label_filter: str | None
+    """The first ``external-filter``."""
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.policy = self.label_filter = None
+        request_ids: list[bytes] = []
+        passing: list[Field] = []
+        named: set[bytes] = set()
+        for field in fields:
+            lower = field[0]
+            if lower in _REQUEST_DROPPED:
+                if lower == b"request-id":
+                    request_ids.append(field[2].strip())
+                elif lower == b"connection":
+                    named |= _named(field[2])
+                continue
+            if lower == b"routing-strategy":
+                self.policy = self.policy or _text(field[2])
+            elif lower == b"external-filter":
+                self.label_filter = self.label_filter or _text(field[2])
+            passing.append(field)
+        self.forwarded = [b"%b: %b\r\n" % (name, value) for lower, name, value in passing if lower not in named]
+        if len(request_ids) == 1 and _REQUEST_ID.match(request_ids[0]):
+            self.request_id = request_ids[0]
+            self.forwarded.append(b"request-id: %b\r\n" % self.request_id)
+        else:
+            self.request_id = str(uuid4()).encode()
+
+
+def answer_fields(fields: list[Field]) -> list[bytes]:
+    """An engine's fields that pass to the client, each as ``name: value CRLF``; framing is left to the connection."""
+    named: set[bytes] = set()
+    for lower, _, value in fields:
+        if lower == b"connection":
+            named |= _named(value)
+    return [
+        b"%b: %b\r\n" % (name, value)
+        for lower, name, value in fields
+        if lower not in _ANSWER_DROPPED and lower not in named
+    ]
+
+
+def _named(connection: bytes) -> set[bytes]:
+    """The fields that a ``Connection`` value names, in lower case: they are hop-by-hop like it."""
+    lower = connection.strip().lower()
+    return set() if lower in _ALONE else {token.strip() for token in lower.split(b",")}
+
+
+def _text(value: bytes) -> str | None:
+    return value.decode("latin-1").strip() or None
+
+
+__all__ = ["Field", "Wishes", "answer_fields"]

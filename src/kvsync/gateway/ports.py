@@ -1,0 +1,96 @@
+"""What the gateway needs from the other rooms: the doors in its walls.
+
+The gateway imports no index, no tokenizer and no policy: it is handed objects that satisfy these protocols. All calls
+are made on the event loop and none may block it; only :meth:`Tokenizing.tokenize` may take time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+from kvsync.routing.decision import Decision, Query
+from kvsync.tokenize.types import TokenizedRequest
+
+JsonObject: TypeAlias = dict[str, object]
+
+Outcome: TypeAlias = Literal[
+    "ok",
+    "engine_error",
+    "client_gone",
+    "connect_refused",
+    "connect_timeout",
+    "connect_failed",
+    "tls_failed",
+    "reset",
+    "bad_answer",
+    "first_byte_timeout",
+    "idle_timeout",
+    "upstream_died",
+    "shutdown",
+]
+"""How one try at one worker ended. ``ok`` and ``engine_error`` (status ≥ 400) are whole answers; ``upstream_died`` and
+``idle_timeout`` cut an answer short; ``reset`` and ``bad_answer`` come before the status line."""
+
+
+class Fleet(Protocol):
+    """Which models there are."""
+
+    def resolve(self, name: str) -> tuple[str, str | None] | None:
+        """The base model and the adapter that a request's ``model`` means, or ``None`` when nobody serves it."""
+
+    def models(self) -> Sequence[tuple[str, str | None]]:
+        """Every name that can be asked for, with its base model where the name is an adapter's, else ``None``."""
+
+
+class Tokenizing(Protocol):
+    def tokenize(
+        self, path: str, body: JsonObject, model: str, adapter: str | None
+    ) -> TokenizedRequest | Awaitable[TokenizedRequest]:
+        """The request's tokens. What is known at once (token ids, a cached request, an API whose tokens nobody knows)
+        may be returned as it is, which saves a task; everything else is awaited. Never raises for a bad tokenizer:
+        unknown tokens are an answer too. Cancelled when the client leaves."""
+
+
+class Ticket(Protocol):
+    """The load that one choice counts, from the choice on."""
+
+    def first_byte(self) -> None:
+        """The answer's first byte came: the prompt is computed."""
+
+    def end(self, outcome: Outcome) -> None:
+        """The load is gone. Called at least once; calls after the first change nothing."""
+
+
+class Routing(Protocol):
+    def choose(self, query: Query) -> tuple[Decision, Ticket]:
+        """Pick a worker and count its load. Raises a ``kvsync.routing.errors.RoutingError``."""
+
+
+class OnAnswer(Protocol):
+    def __call__(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
+        """A whole answer went through. ``usage`` is the last usage object in it, where one was found."""
+
+
+class Telemetry(Protocol):
+    """What the gateway counts. Every request ends in exactly one of :meth:`answered` and :meth:`cut`."""
+
+    def answered(self, path: str, status: int, seconds: float, reason: str) -> None:
+        """A whole answer was given. ``path`` is one of the allow-list or ``other``; ``reason`` is ``engine``, or the
+        short name of the gateway's own answer (``model_not_found``, ``body_too_large``, …)."""
+
+    def cut(self, path: str, outcome: Outcome) -> None:
+        """No whole answer was given."""
+
+    def first_byte(self, path: str, seconds: float) -> None:
+        """From the request's last byte to the answer's first body byte."""
+
+    def retried(self, reason: Outcome) -> None:
+        """The request was sent again because of this."""
+
+    def connection(self, event: str) -> None:
+        """A client connection was ``opened``, or ended early: ``idle_timeout``, ``request_timeout``, ``write_timeout``,
+        ``pipeline_overflow``, ``incomplete_request``."""
+
+
+__all__ = ["Fleet", "JsonObject", "OnAnswer", "Outcome", "Routing", "Telemetry", "Ticket", "Tokenizing"]

@@ -1,0 +1,117 @@
+"""The data port: listening, the clock of all deadlines, and a shutdown that lets open answers end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+from kvsync.config import GatewaySettings
+from kvsync.gateway.http1 import ClientConnection
+from kvsync.gateway.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
+from kvsync.gateway.proxy import Proxy
+from kvsync.gateway.upstream import Upstreams
+
+TICK = 0.25
+"""Seconds between two looks at the deadlines; a quarter of the shortest timeout where that is less."""
+BACKLOG = 2048
+
+
+class Gateway:
+    """The built-in proxy. Create and use it on one event loop (uvloop where speed matters).
+
+    ``tls`` is the context for engines with https URLs; the default trusts the system's authorities.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        fleet: Fleet,
+        tokenizing: Tokenizing,
+        routing: Routing,
+        telemetry: Telemetry,
+        on_answer: OnAnswer,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
+        """Draining, and no connection is left."""
+        self._tick: asyncio.TimerHandle | None = None
+        self._upstreams = Upstreams(settings, self._loop, tls or ssl.create_default_context())
+        self._proxy = Proxy(
+            settings,
+            fleet=fleet,
+            tokenizing=tokenizing,
+            routing=routing,
+            upstreams=self._upstreams,
+            telemetry=telemetry,
+            on_answer=on_answer,
+            loop=self._loop,
+        )
+        shortest = min(
+            settings.client_timeout, settings.first_byte_timeout, settings.idle_timeout, settings.upstream_idle
+        )
+        self._every = min(TICK, shortest / 4)
+
+    @property
+    def draining(self) -> bool:
+        """Shutdown has begun: report not ready."""
+        return self._proxy.draining
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on. Raises RuntimeError before :meth:`start`."""
+        if self._server is None or not self._server.sockets:
+            raise RuntimeError("the gateway does not listen")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def idle_upstreams(self) -> int:
+        return self._upstreams.idle()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address is taken."""
+        self._server = await self._loop.create_server(
+            self._accept, self._settings.host, self._settings.port, backlog=BACKLOG, reuse_address=True
+        )
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Listen no more, let open requests end for up to ``drain_timeout``, then end what is left."""
+        self._proxy.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout):
+                await self._empty.wait()
+        for connection in list(self._connections):
+            connection.abort("shutdown")
+        if self._tick is not None:
+            self._tick.cancel()
+        self._upstreams.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _accept(self) -> ClientConnection:
+        return ClientConnection(self._proxy, self._settings, self._telemetry, self._connections, self._loop)
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for connection in list(self._connections):
+            connection.check(now)
+        self._upstreams.sweep(now)
+        if self._proxy.draining and not self._connections:
+            self._empty.set()
+        self._tick = self._loop.call_later(self._every, self._sweep)
+
+
+__all__ = ["Gateway"]

@@ -1,0 +1,457 @@
+"""Real sockets on both sides of a real gateway: engines that send exactly the bytes a test tells them to, a client that
+sees exactly the bytes that come back, and simple rooms (fleet, tokenizer, router) behind the gateway's ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from socket import SO_LINGER, SOL_SOCKET
+from typing import TypeAlias
+
+from kvsync.config import GatewaySettings
+from kvsync.discovery.model import Engine
+from kvsync.gateway.counters import Counters
+from kvsync.gateway.ports import JsonObject, Outcome
+from kvsync.gateway.server import Gateway
+from kvsync.index.match import Match
+from kvsync.routing.decision import Candidate, Decision, Load, Query
+from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel
+from kvsync.tokenize.types import TokenizedRequest
+
+DEADLINE = 10.0
+"""No test waits longer for one thing."""
+MODEL = "m"
+ADAPTER = "m-adapter"
+
+
+async def eventually(condition: Callable[[], bool], within: float = DEADLINE) -> float:
+    """Wait for a condition; returns the seconds that it took."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    while not condition():
+        if loop.time() - start > within:
+            raise AssertionError(f"not within {within} s")
+        await asyncio.sleep(0.002)
+    return loop.time() - start
+
+
+# ---- engines
+
+
+@dataclass
+class Received:
+    """A request as an engine got it."""
+
+    line: bytes
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def get(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.fields if key.lower() == name]
+
+
+class Talk:
+    """One connection, seen from the engine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.number = number
+        """The engine's how-manieth connection this is, from 0."""
+
+    async def request(self) -> Received | None:
+        """The next request, or None when the gateway closed."""
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        line, *rest = head[:-4].split(b"\r\n")
+        fields = [(name, value.strip()) for name, _, value in (row.partition(b":") for row in rest)]
+        length = sum(int(value) for name, value in fields if name.lower() == b"content-length")
+        return Received(line, fields, await self.reader.readexactly(length))
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    async def closed(self) -> None:
+        """Until the gateway closes this connection."""
+        try:
+            while await self.reader.read(65536):
+                pass
+        except ConnectionError:
+            pass
+
+    def reset(self) -> None:
+        self.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+Script: TypeAlias = Callable[["FakeEngine", Talk], Awaitable[None]]
+
+
+def reply(body: bytes, status: bytes = b"200 OK", *fields: bytes) -> bytes:
+    lines = [b"HTTP/1.1 " + status, b"content-length: %d" % len(body), *fields]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def always(answer: bytes) -> Script:
+    """Give the same bytes to every request, keeping the connection."""
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        while (request := await talk.request()) is not None:
+            engine.requests.append(request)
+            await talk.send(answer)
+
+    return script
+
+
+class FakeEngine:
+    def __init__(self, name: str, script: Script) -> None:
+        self.name = name
+        self.script = script
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.open = 0
+        self.left = asyncio.Event()
+        """The gateway closed a connection while the script waited in ``closed``."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.server: asyncio.Server
+
+    @property
+    def port(self) -> int:
+        return int(self.server.sockets[0].getsockname()[1])
+
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
+        self.server = await asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=tls, backlog=1024)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = Talk(reader, writer, self.connections)
+        self.connections += 1
+        self.open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            await self.script(self, talk)
+        except ConnectionError:
+            pass
+        finally:
+            self.open -= 1
+            self.tasks.discard(task)
+            writer.close()
+
+    async def stop(self) -> None:
+        self.server.close()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+# ---- the other rooms
+
+
+class Models:
+    def __init__(self) -> None:
+        self.served: list[tuple[str, str | None]] = [(MODEL, None), (ADAPTER, MODEL), ("org/big-model", None)]
+
+    def resolve(self, name: str) -> tuple[str, str | None] | None:
+        for served, base in self.served:
+            if served == name:
+                return (served, None) if base is None else (base, served)
+        return None
+
+    def models(self) -> Sequence[tuple[str, str | None]]:
+        return self.served
+
+
+class AtOnce:
+    """Tokens are never known, and that is known at once."""
+
+    def tokenize(self, path: str, body: JsonObject, model: str, adapter: str | None) -> TokenizedRequest:
+        return TokenizedRequest((), "none", "unsupported_api")
+
+
+class Slow:
+    """Tokens take until ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go = asyncio.Event()
+        self.cancelled = 0
+        self.seen: list[tuple[str, JsonObject, str, str | None]] = []
+
+    async def tokenize(self, path: str, body: JsonObject, model: str, adapter: str | None) -> TokenizedRequest:
+        self.seen.append((path, body, model, adapter))
+        self.started.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return TokenizedRequest((), "remote")
+
+
+class CountedTicket:
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.first = 0
+        self.ends: list[Outcome] = []
+
+    def first_byte(self) -> None:
+        self.first += 1
+
+    def end(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+
+class InOrder:
+    """Always the first engine that is not excluded."""
+
+    def __init__(self, engines: list[Engine]) -> None:
+        self.engines = engines
+        self.rank = 0
+        self.queries: list[Query] = []
+        self.tickets: list[CountedTicket] = []
+
+    def choose(self, query: Query) -> tuple[Decision, CountedTicket]:
+        self.queries.append(query)
+        if query.policy == "nonsense\t":
+            raise AssertionError("header values come stripped")
+        if query.policy == "nonsense":
+            raise BadPolicy(query.policy)
+        if query.label_filter == "((":
+            raise BadFilter("no label selector")
+        if query.model == "org/big-model":
+            raise NoReadyEngine(query.model)
+        if query.adapter == "gone":
+            raise NoSuchModel(query.model)
+        for engine in self.engines:
+            worker = engine.worker(min(self.rank, engine.data_parallel_size - 1))
+            if worker in query.exclude:
+                continue
+            ticket = CountedTicket(worker)
+            self.tickets.append(ticket)
+            chosen = Candidate(worker, engine, self.rank, Match(0, trust="none"), 0, Load())
+            decision = Decision(
+                request_id=query.request_id,
+                model=query.model,
+                adapter=query.adapter,
+                policy=query.policy or "kv-aware",
+                chosen=chosen,
+                candidates=(chosen,),
+                scores={worker: 0.0},
+                why="the first",
+                prompt_tokens=0,
+                mode="load-only",
+                tokenized=query.tokenized,
+                time=0.0,
+            )
+            return decision, ticket
+        raise NoReadyEngine(query.model)
+
+
+@dataclass
+class House:
+    """A gateway with everything around it."""
+
+    gateway: Gateway
+    engines: list[FakeEngine]
+    routing: InOrder
+    counters: Counters
+    answers: list[tuple[Decision, int, Mapping[str, object] | None]] = field(default_factory=list)
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.engines[0]
+
+    async def client(self) -> Client:
+        return await Client.open(self.gateway.port)
+
+
+@asynccontextmanager
+async def house(
+    *scripts: Script,
+    tokenizing: AtOnce | Slow | None = None,
+    urls: Sequence[str] | None = None,
+    data_parallel_size: int = 1,
+    engine_tls: ssl.SSLContext | None = None,
+    gateway_tls: ssl.SSLContext | None = None,
+    **settings: object,
+) -> AsyncIterator[House]:
+    """A gateway before one engine per script, and before each of ``urls`` first."""
+    fakes = [FakeEngine(f"engine-{number}", script) for number, script in enumerate(scripts)]
+    for fake in fakes:
+        await fake.start(engine_tls)
+    engines = [Engine(uid=url, name=url, url=url, model=MODEL) for url in urls or ()]
+    scheme, host = ("https", "localhost") if engine_tls else ("http", "127.0.0.1")
+    engines += [
+        Engine(
+            uid=fake.name,
+            name=fake.name,
+            url=f"{scheme}://{host}:{fake.port}",
+            model=MODEL,
+            data_parallel_size=data_parallel_size,
+        )
+        for fake in fakes
+    ]
+    routing = InOrder(engines)
+    counters = Counters()
+    answers: list[tuple[Decision, int, Mapping[str, object] | None]] = []
+    gateway = Gateway(
+        GatewaySettings.model_validate({"host": "127.0.0.1", "port": 0, "drain_timeout": 0.2, **settings}),
+        fleet=Models(),
+        tokenizing=tokenizing or AtOnce(),
+        routing=routing,
+        telemetry=counters,
+        on_answer=lambda decision, status, usage: answers.append((decision, status, usage)),
+        tls=gateway_tls,
+    )
+    await gateway.start()
+    try:
+        yield House(gateway, fakes, routing, counters, answers)
+    finally:
+        await gateway.stop()
+        for fake in fakes:
+            await fake.stop()
+
+
+# ---- clients
+
+
+@dataclass
+class Answer:
+    status: int
+    phrase: bytes
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+    whole: bool
+    """False when the connection ended before the body did."""
+
+    def get(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.fields if key.lower() == name]
+
+    def one(self, name: bytes) -> bytes:
+        (value,) = self.get(name)
+        return value
+
+    @property
+    def json(self) -> JsonObject:
+        decoded: JsonObject = json.loads(self.body)
+        return decoded
+
+    @property
+    def message(self) -> str:
+        error = self.json["error"]
+        assert isinstance(error, dict)
+        assert sorted(error) == ["code", "message", "param", "type"]
+        return str(error["message"])
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 26))
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def ask(self, *args: object, **kwargs: object) -> Answer:
+        """Send :func:`post` of the arguments and read the answer."""
+        await self.send(post(*args, **kwargs))  # type: ignore[arg-type]
+        return await self.answer()
+
+    async def head(self) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+        async with asyncio.timeout(DEADLINE):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        line, *rest = head[:-4].split(b"\r\n")
+        found = re.fullmatch(rb"HTTP/1\.1 (\d{3}) ?(.*)", line)
+        assert found, line
+        fields = [(name, value[1:]) for name, _, value in (row.partition(b":") for row in rest)]
+        return int(found[1]), found[2], fields
+
+    async def answer(self, *, to_head: bool = False) -> Answer:
+        """The next answer; interim ones (1xx) are returned as answers without a body."""
+        status, phrase, fields = await self.head()
+        answer = Answer(status, phrase, fields, b"", True)
+        if to_head or status < 200 or status in (204, 304):
+            return answer
+        try:
+            async with asyncio.timeout(DEADLINE):
+                if answer.get(b"content-length"):
+                    assert not answer.get(b"transfer-encoding")
+                    answer.body = await self.reader.readexactly(int(answer.one(b"content-length")))
+                elif answer.get(b"transfer-encoding"):
+                    while True:
+                        piece = await self.chunk()
+                        if not piece:
+                            break
+                        answer.body += piece
+                else:
+                    answer.body = await self.reader.read()
+        except asyncio.IncompleteReadError as error:
+            if answer.get(b"content-length"):
+                answer.body += error.partial
+            answer.whole = False
+        except ConnectionError:
+            answer.whole = False
+        return answer
+
+    async def chunk(self) -> bytes:
+        async with asyncio.timeout(DEADLINE):
+            size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
+            data = await self.reader.readexactly(size + 2)
+        assert data.endswith(b"\r\n")
+        return data[:-2]
+
+    async def ended(self) -> bytes:
+        """Wait for the gateway to close; returns what came before that."""
+        async with asyncio.timeout(DEADLINE):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+
+    def half_close(self) -> None:
+        self.writer.write_eof()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        self.writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+BODY = b'{"model": "m", "prompt": "hello"}'
+
+
+def post(
+    body: bytes = BODY,
+    path: bytes = b"/v1/completions",
+    *fields: bytes,
+    version: bytes = b"1.1",
+    framing: bytes | None = None,
+) -> bytes:
+    lines = [b"POST %b HTTP/%b" % (path, version), b"Host: gateway", *fields]
+    lines.append(b"Content-Length: %d" % len(body) if framing is None else framing)
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
