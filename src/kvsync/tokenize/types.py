@@ -29,8 +29,11 @@ class TokenizedRequest:
     """Empty when the tokens are unknown: then the request is routed by load, and ``reason`` says why."""
     source: Literal["ids", "remote", "local", "cache", "none"]
     reason: str | None = None
-    """Why tokens are unknown or their credit counts nothing; a short word for a metric label (``unsupported_api``,
-    ``prompt_embeds``, ``skips_cache``, ``tokenizer_failed``, ``tokenizer_timeout``, ``queue_full``, ``no_tokenizer``).
+    """Why tokens are unknown, or their credit counts nothing (``skips_cache``); a short word for a metric label.
+
+    Of the request: ``unsupported_api``, ``invalid_request`` (the engine will refuse it), ``prompt_embeds``,
+    ``too_many_prompts``, ``truncated_media``, ``truncated_special``, ``unknown_limit`` (``truncate_prompt_tokens`` that
+    can't be followed). Of the tokenizer: ``no_tokenizer``, ``tokenizer_failed``, ``tokenizer_timeout``, ``queue_full``.
     """
     cache_salt: str | None = None
     reads_cache: bool = True

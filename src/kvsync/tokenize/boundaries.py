@@ -1,0 +1,83 @@
+"""Where a tokenizer provably splits a text, so that what stands before is tokenized alike whatever follows.
+
+A tokenizer looks for its *added* tokens first, in the raw text: leftmost, longest at its place, never overlapping.
+What lies between two of them is normalized, split and merged by itself. So the text up to the end of such a match is
+tokenized without regard to what comes after it, *provided that* the match is one in the whole text too. Nothing else
+in a tokenizer has that property: merges, normalizers and pre-tokenizers all look across their neighbours.
+
+Always holds for a cut that :meth:`Boundaries.cuts` gives, at the end of the added token t: tokens(text) =
+tokens(text[:cut]) + tokens(t + text[cut:])[1:]. The t in front matters: some pre-tokenizers (Metaspace with
+``prepend_scheme="first"``) treat the beginning of a text differently from the piece behind a token.
+
+Left out, though split at by the tokenizer: tokens found only after normalizing, tokens that swallow blanks to their
+right or must stand alone as a word, and tokens that begin with a blank (a neighbour may have swallowed it).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class AddedToken(Protocol):
+    """What is needed of the ``tokenizers`` library's class."""
+
+    @property
+    def content(self) -> str: ...
+    @property
+    def normalized(self) -> bool: ...
+    @property
+    def single_word(self) -> bool: ...
+    @property
+    def rstrip(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place behind a boundary token."""
+
+    end: int
+    """Characters before it."""
+    token: str
+
+
+class Boundaries:
+    """The boundary tokens of one tokenizer."""
+
+    def __init__(self, added: Iterable[tuple[int, AddedToken]]) -> None:
+        raw = [(number, token) for number, token in added if not token.normalized and token.content]
+        self.ids = {
+            token.content: number
+            for number, token in raw
+            if not token.single_word and not token.rstrip and not token.content[0].isspace()
+        }
+        """Content of every boundary token → its id."""
+        self.by_id = {number: token for token, number in self.ids.items()}
+        # All raw tokens take part in the search, longest first: a longer one hides a boundary token in its place.
+        longest_first = sorted((re.escape(token.content) for _, token in raw), key=len, reverse=True)
+        self._pattern = re.compile("|".join(longest_first)) if self.ids else None
+
+    def cuts(self, text: str) -> list[Cut]:
+        """Every place in ``text`` behind a boundary token, in order."""
+        if self._pattern is None:
+            return []
+        return [Cut(match.end(), match.group()) for match in self._pattern.finditer(text) if match.group() in self.ids]
+
+
+def spaced(cuts: Iterable[Cut], spacing: int) -> list[Cut]:
+    """Some of ``cuts``, at least ``spacing`` characters apart.
+
+    Which ones depends on the text before each alone, so two texts with a common beginning share its cuts.
+    """
+    chosen: list[Cut] = []
+    last = 0
+    for cut in cuts:
+        if cut.end - last >= spacing:
+            chosen.append(cut)
+            last = cut.end
+    return chosen
+
+
+__all__ = ["AddedToken", "Boundaries", "Cut", "spaced"]
