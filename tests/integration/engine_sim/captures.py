@@ -125,7 +125,7 @@ class Renaming:
     def same(self, ours: bytes | None, theirs: object) -> bool:
         if ours is None or theirs is None:
             return ours is None and theirs is None
-        return self._there.setdefault(ours, theirs) == theirs and self._back.setdefault(theirs, ours) == ours
+        return bool(self._there.setdefault(ours, theirs) == theirs and self._back.setdefault(theirs, ours) == ours)
 
 
 def assert_same_event(ours: CacheEvent, theirs: dict[str, Any], names: Renaming) -> None:

@@ -1,8 +1,8 @@
-"""The simulated cache and scheduler against captures of real vLLM 0.32: the same hits, the same events, the same order.
+"""The simulated cache and scheduler against captures of real vLLM 0.32: the same hits and events, in the same order.
 
-The engine gets the captured prompts and output tokens; its answers must be vLLM's, hashes up to renaming. Where requests
-ran at the same moment the captures show one interleaving of many, so there only the invariants are checked
-(``test_invariants.py``).
+The engine gets the captured prompts and output tokens; its answers must be vLLM's, hashes up to renaming. Where
+requests ran at the same moment the captures show one interleaving of many: there only the invariants are checked
+(``tests/unit/engine_sim/test_scheduler.py``).
 """
 
 from __future__ import annotations
