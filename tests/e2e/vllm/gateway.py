@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import yaml
 
 from .client import Answer, BadAnswer, get, post
-from .engines import TOKENIZER, Engine
+from .engines import TOKENIZER, Engine, Spec
 from .processes import Server, free_ports
 from .run import Decision
 from .workload import Turn
@@ -22,7 +22,18 @@ ANSWER = 300.0
 """Seconds that an engine may be silent before its answer: a loaded machine takes its time."""
 
 
-def settings(engines: Sequence[Engine], port: int, admin_port: int) -> dict[str, object]:
+class Listening(Protocol):
+    """An engine, as far as the gateway's configuration names it."""
+
+    spec: Spec
+    events_port: int
+    replay_port: int
+
+    @property
+    def url(self) -> str: ...
+
+
+def settings(engines: Sequence[Listening], port: int, admin_port: int) -> dict[str, object]:
     """The configuration a user would write for these engines."""
     return {
         "gateway": {"host": "127.0.0.1", "port": port},
@@ -81,7 +92,9 @@ class Gateway:
         answer = post(self._url, turn.path, turn.body, {"routing-strategy": policy}, timeout=ANSWER)
         record = get(self._admin, f"/v1/decisions/{answer.headers['request-id']}", timeout=DEADLINE)
         assert record["policy"] == policy, record
-        return answer, Decision(record["chosen"]["worker"], record["chosen"]["credit"])
+        assert record["tokens"]["comparable"], record
+        credit = {candidate["worker"]: candidate["credit"] for candidate in record["candidates"]}
+        return answer, Decision(record["worker"], credit[record["worker"]])
 
     def wait_applied(self, last: Mapping[str, int]) -> None:
         """Return once the index holds every worker's events up to and including that sequence number."""

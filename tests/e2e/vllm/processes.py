@@ -6,7 +6,9 @@ condition, with a deadline, and ends at once when the server has died; the end o
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -90,19 +92,23 @@ class Server:
         self.stop()
 
 
-def free_ports(count: int = 1) -> int:
-    """The first of ``count`` consecutive free ports: the ranks of an engine count up from its port.
+_ports = itertools.count(random.randrange(12_000, 28_000))
 
-    They are free when this returns; vLLM can't tell which ports it took, so they have to be chosen for it.
+
+def free_ports(count: int = 1) -> int:
+    """The first of ``count`` consecutive ports that are free and that no other call here gave away.
+
+    vLLM has to be told its ports: it can't say which ones it took. So that nothing else takes them before it binds
+    them, they come from below the range out of which Linux gives ports to those who ask for any.
     """
-    for _ in range(100):
-        with ExitStack() as stack, socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
+    while True:
+        taken = [next(_ports) for _ in range(count)]
+        if taken[-1] >= 32_768:
+            raise OSError("no more ports to give away")
+        with ExitStack() as stack:
             try:
-                for following in range(port + 1, port + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", following))
-            except (OSError, OverflowError):
+                for port in taken:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
                 continue
-            return port
-    raise OSError(f"no {count} consecutive free ports")
+            return taken[0]

@@ -11,17 +11,21 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 import zmq
 
+from kvsync.config.loading import read
+
 from .client import Answer, BadAnswer, get, post, read_answer, sse
-from .engines import DATA
-from .gateway import live_up_to
+from .engines import DATA, Spec
+from .gateway import live_up_to, settings
 from .oracle import Cache
 from .processes import Server, free_ports
 from .run import Decision, Figures, judge, table
@@ -217,7 +221,7 @@ class Fixed(BaseHTTPRequestHandler):
 def serving(status: int, kind: str, content: bytes) -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Fixed) as server:
         server.answer = (status, kind, content)  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -298,9 +302,9 @@ def test_waiting_ends_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_free_ports_are_free_and_in_a_row() -> None:
-    first = free_ports(3)
+    first, second = free_ports(3), free_ports(2)
     with ExitStack() as stack:
-        for port in range(first, first + 3):
+        for port in (*range(first, first + 3), *range(second, second + 2)):
             stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
 
 
@@ -392,6 +396,29 @@ def test_the_table_has_a_line_for_each_run() -> None:
     heading, line = table([judged(64, 64, {"a": 64, "b": 32})])
     assert line.split() == ["s", "p", "1", "0", "1", "1/1", "1/1", "1/1", "64.0%", "64.0%", "0"]
     assert len(heading.split()) == len(line.split())
+
+
+@dataclass
+class Listening:
+    """Where an engine listens, without the engine."""
+
+    spec: Spec
+    url: str
+    events_port: int
+    replay_port: int
+
+
+def test_the_gateway_is_given_a_configuration_without_a_fault_or_warning(tmp_path: Path) -> None:
+    engines = [
+        Listening(Spec("one", "tiny-llama", 96), "http://127.0.0.1:8100", 5557, 6557),
+        Listening(Spec("two", "tiny-llama", 96, ranks=2), "http://127.0.0.1:8101", 5567, 6567),
+    ]
+    file = tmp_path / "gateway.yaml"
+    file.write_text(yaml.safe_dump(settings(engines, 8000, 8001)))
+    loaded = read(file, {}, {})
+    assert not loaded.warnings
+    assert loaded.settings.events.enabled
+    assert [engine.data_parallel_size for engine in loaded.settings.models[0].engines] == [1, 2]
 
 
 def test_a_worker_counts_as_caught_up_only_when_live_and_at_the_number() -> None:
