@@ -1,7 +1,7 @@
 """The global prefix index: the native core where it is installed, else the pure-Python reference.
 
-Both show the face of :class:`~kvsync.index.match.Index` and pass the same contract suite; ``PrefixIndex`` is the one that
-serves here.
+Both show the face of :class:`~kvsync.index.match.Index` and pass the same contract suite; ``PrefixIndex`` is the one
+that serves here.
 """
 
 from __future__ import annotations
