@@ -1,0 +1,138 @@
+"""What this room needs from others, and what it tells them: plain protocols and values.
+
+The index satisfies :class:`Sink` without this room knowing it. All calls of one sink come from one thread, in order;
+nothing of a worker reaches it before ``add_worker`` or after ``remove_worker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from kvsync.discovery.model import Engine
+from kvsync.events.stream import Counts, State
+from kvsync.events.types import EventBatch
+
+
+class Sink(Protocol):
+    """Who gets the batches; ``kvsync.index.match.Index`` says what each call means."""
+
+    def add_worker(
+        self,
+        worker: str,
+        model: str,
+        *,
+        usable_blocks: int | None = None,
+        attention_chunk_size: int | None = None,
+        spec_decode: str | None = None,
+        hit_alignment: int | None = None,
+        rank: int | None = None,
+    ) -> None: ...
+
+    def remove_worker(self, worker: str) -> None: ...
+
+    def apply_many(self, batches: Iterable[tuple[str, bytes]]) -> None: ...
+
+    def forget(self, worker: str) -> None: ...
+
+    def new_epoch(self, worker: str) -> None: ...
+
+
+class DrainTimer(Protocol):
+    """Hears how long each hand-over to the sink took. All other figures are read from :class:`WorkerStatus`."""
+
+    def drained(self, batches: int, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One stream to follow, with all that the index must know of its worker. Two equal targets are the same stream."""
+
+    worker: str
+    engine: str
+    """The engine's uid."""
+    source_pod: str
+    """The engine's name, as it stands in events handed to observers."""
+    model: str
+    rank: int
+    events: str
+    """Endpoint with a numeric address."""
+    replay: str | None
+    usable_blocks: int | None = None
+    hit_alignment: int | None = None
+    attention_chunk_size: int | None = None
+    spec_decode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where an engine's streams are."""
+
+    targets: tuple[Target, ...]
+    complete: bool
+    """Whatever the engine itself could tell was asked and answered; else it is worth asking again."""
+
+
+class NotLocated(Exception):
+    """It can't be told yet where an engine's streams are; the text says why, for a log."""
+
+
+class ReaderEnded(RuntimeError):
+    """The reader thread has ended, by order or by a fault, and takes no commands."""
+
+
+class Locator(Protocol):
+    """Finds an engine's streams; ``kvsync.events.sources`` has the one that is used."""
+
+    async def locate(self, engine: Engine) -> Located:
+        """Raises: NotLocated."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker's stream at one moment."""
+
+    engine: str
+    """The engine's uid."""
+    name: str
+    """The engine's name."""
+    worker: str
+    rank: int
+    state: State
+    whole: bool
+    """Nothing of the current epoch was lost."""
+    last_sequence: int | None
+    endpoint: str | None
+    replay_endpoint: str | None
+    connected: bool
+    connected_since: float | None
+    """Unix time."""
+    counts: Counts = field(default_factory=Counts)
+    connections: int = 0
+    disconnections: int = 0
+    reconnect_attempts: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """By reason: ``frame_count``, ``sequence_size``, ``sequence_range``, ``handshake``, ``connect_timeout``,
+    ``endpoint``, ``sink``, ``undecodable``."""
+    problem: str | None = None
+    """Why the stream can't be followed yet."""
+
+
+Observer: TypeAlias = Callable[[str, int, EventBatch], None]
+"""Gets (worker, sequence number, batch with ``model_name`` and ``source_pod`` filled in), in the order of application
+and in the reader's thread: be quick. One that raises is dropped."""
+
+
+__all__ = [
+    "DrainTimer",
+    "Located",
+    "Locator",
+    "NotLocated",
+    "Observer",
+    "ReaderEnded",
+    "Sink",
+    "Target",
+    "WorkerStatus",
+]

@@ -1,0 +1,179 @@
+"""The ZMQ sockets of one worker: live batches, replies to a replay request, and what became of the connection.
+
+Nothing here decides anything; :mod:`kvsync.events.stream` does. What must always hold: no frame, however malformed,
+raises; what can't be read is counted by reason. All sockets of one object belong to one thread.
+
+Wire facts (vLLM's ``ZmqEventPublisher``)
+    A live message is ``[topic, seq, payload]``, seq being 8 bytes big-endian. A replay request is exactly
+    ``[b"", start]`` from a DEALER; a REQ socket would get one reply only. A reply is ``[b"", seq, payload]``, from
+    0.26 on ``[b"", topic, seq, payload]``; the end marker has the seq −1. So both are read from the end.
+
+    Each round has a DEALER of its own: late replies to a round that timed out can't be taken for the next one's, and
+    the engine's side starts with an empty queue, which it bounds and overflows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Any, Final, TypeAlias
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvsync.config.model import EventsSettings
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+"""ZMQ drops a connection that announces a larger message. The largest real batches have a few hundred kB."""
+RECONNECT_MS: Final = 100
+RECONNECT_MAX_MS: Final = 5_000
+"""Between two tries to connect: doubled from the first to the second."""
+END: Final = -1
+
+_SocketT: TypeAlias = "zmq.Socket[bytes]"
+_FAILED_HANDSHAKES: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Link(Enum):
+    """What a monitor tells of the live connection."""
+
+    UP = auto()
+    DOWN = auto()
+    RETRIED = auto()
+    """Another try to connect is about to be made."""
+    REFUSED = auto()
+    """Somebody answered who speaks no ZMQ, or not with us."""
+
+
+class WorkerSockets:
+    """The sockets of one worker. Opening them never waits for the network.
+
+    Raises:
+        zmq.ZMQError: an endpoint that ZMQ refuses (no address, no port).
+    """
+
+    def __init__(self, context: zmq.Context[Any], events: str, replay: str | None, settings: EventsSettings) -> None:
+        self.faults: Counter[str] = Counter()
+        """Messages dropped, by reason: ``frame_count``, ``sequence_size``, ``sequence_range``."""
+        self.dealer: _SocketT | None = None
+        self.monitor: _SocketT | None = None
+        self._context = context
+        self._replay = replay
+        self._settings = settings
+        # Everything is set before connect: ZMQ reads most options then and never again.
+        self.sub: _SocketT = context.socket(zmq.SUB)
+        try:
+            self._prepare(self.sub, settings.receive_high_water)
+            self.sub.set(zmq.SUBSCRIBE, b"")
+            interval, timeout = _ms(settings.heartbeat_interval), _ms(settings.heartbeat_timeout)
+            self.sub.set(zmq.HEARTBEAT_IVL, interval)
+            self.sub.set(zmq.HEARTBEAT_TIMEOUT, timeout)
+            self.sub.set(zmq.HEARTBEAT_TTL, min(timeout, 6_553_599))  # ZMQ's own limit
+            self.monitor = self.sub.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | _FAILED_HANDSHAKES
+            )
+            self.sub.connect(events)
+        except BaseException:
+            self.close()
+            raise
+
+    def links(self) -> Iterator[Link]:
+        """What happened to the live connection since the last call, oldest first."""
+        assert self.monitor is not None
+        while (frames := _receive(self.monitor)) is not None:
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                yield Link.UP
+            elif event == zmq.EVENT_DISCONNECTED:
+                yield Link.DOWN
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                yield Link.RETRIED
+            elif event & _FAILED_HANDSHAKES:
+                yield Link.REFUSED
+
+    def live(self, limit: int) -> Iterator[tuple[int, bytes]]:
+        """At most ``limit`` live messages, as far as they are there. Counts the malformed ones and leaves them out."""
+        for _ in range(limit):
+            frames = _receive(self.sub)
+            if frames is None:
+                return
+            message = self._parse(frames, (3,))
+            if message is not None and self._in_range(message[0]):
+                yield message
+
+    def ask(self, start: int) -> None:
+        """Open a replay round; an open one is dropped.
+
+        Raises:
+            zmq.ZMQError: ZMQ refuses the replay endpoint.
+        """
+        assert self._replay is not None
+        self.stop_replay()
+        self.dealer = self._context.socket(zmq.DEALER)
+        self._prepare(self.dealer, 0)  # unlimited: whatever is dropped here costs another round
+        self.dealer.connect(self._replay)
+        self.dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+
+    def replies(self, limit: int) -> Iterator[tuple[int, bytes]]:
+        """At most ``limit`` replies of the open round; its end marker has the number ``END``."""
+        for _ in range(limit):
+            if self.dealer is None:  # closed by whoever looked at the reply before
+                return
+            frames = _receive(self.dealer)
+            if frames is None:
+                return
+            message = self._parse(frames, (3, 4))
+            if message is not None and (message[0] == END or self._in_range(message[0])):
+                yield message
+
+    def stop_replay(self) -> None:
+        if self.dealer is not None:
+            self.dealer.close(linger=0)
+            self.dealer = None
+
+    def close(self) -> None:
+        self.stop_replay()
+        if self.monitor is not None:
+            self.sub.disable_monitor()
+            self.monitor.close(linger=0)
+        self.sub.close(linger=0)
+
+    def _prepare(self, socket: _SocketT, high_water: int) -> None:
+        timeout = _ms(self._settings.connect_timeout)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.RCVHWM, min(high_water, 0x7FFF_FFFF))
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.set(zmq.CONNECT_TIMEOUT, timeout)
+        socket.set(zmq.HANDSHAKE_IVL, timeout)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+
+    def _parse(self, frames: list[bytes], counts: tuple[int, ...]) -> tuple[int, bytes] | None:
+        if len(frames) not in counts:
+            self.faults["frame_count"] += 1
+            return None
+        if len(frames[-2]) != 8:
+            self.faults["sequence_size"] += 1
+            return None
+        return int.from_bytes(frames[-2], "big", signed=True), frames[-1]
+
+    def _in_range(self, seq: int) -> bool:
+        if seq < 0:  # 2**63 batches are out of reach, and −1 is no live number
+            self.faults["sequence_range"] += 1
+            return False
+        return True
+
+
+def _receive(socket: _SocketT) -> list[bytes] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

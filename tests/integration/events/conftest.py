@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kvsync.config.model import EventsSettings
+from kvsync.discovery.model import Engine
+from kvsync.events.contracts import WorkerStatus
+from kvsync.events.decode import decode_batch
+from kvsync.events.manager import EventManager
+from kvsync.events.types import BlockStoredEvent
+from tests.integration.events.publisher import Publisher
+
+SETTINGS = EventsSettings(replay_timeout=0.3, poll_timeout=0.02, heartbeat_interval=0.2, heartbeat_timeout=0.5)
+
+
+@dataclass
+class RecordingSink:
+    """Writes down every call; ``held`` is what an index would believe (stored hashes since the last forgetting)."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trust: dict[str, str] = field(default_factory=dict)
+    applied: dict[str, list[int]] = field(default_factory=dict)
+    """Per worker, the first stored hash of each batch, since the last forgetting."""
+    drains: list[int] = field(default_factory=list)
+    slow: Callable[[], None] | None = None
+
+    def add_worker(self, worker: str, model: str, **facts: Any) -> None:
+        assert worker not in self.facts, "registered twice"
+        self.calls.append(("add", worker))
+        self.facts[worker] = {"model": model, **facts}
+        self.applied[worker] = []
+        self.trust[worker] = "exact"
+
+    def remove_worker(self, worker: str) -> None:
+        self.calls.append(("remove", worker))
+        del self.facts[worker]
+        del self.trust[worker]
+        del self.applied[worker]
+
+    def apply_many(self, batches: Iterable[tuple[str, bytes]]) -> None:
+        if self.slow is not None:
+            self.slow()
+        n = 0
+        for worker, payload in batches:
+            n += 1
+            batch = decode_batch(payload)
+            for event in batch.events:
+                if isinstance(event, BlockStoredEvent):
+                    first = event.block_hashes[0]
+                    assert isinstance(first, int)
+                    self.applied[worker].append(first)
+        self.drains.append(n)
+
+    def forget(self, worker: str) -> None:
+        self.calls.append(("forget", worker))
+        self.trust[worker] = "partial"
+        self.applied[worker] = []
+
+    def new_epoch(self, worker: str) -> None:
+        self.calls.append(("new_epoch", worker))
+        self.trust[worker] = "exact"
+        self.applied[worker] = []
+
+
+class Fleet:
+    """A manager with its recording sink, and publishers that are closed with it."""
+
+    def __init__(self, settings: EventsSettings = SETTINGS) -> None:
+        self.sink = RecordingSink()
+        self.manager = EventManager(self.sink, settings)
+        self.publishers: list[Publisher] = []
+
+    def publisher(self, **options: Any) -> Publisher:
+        publisher = Publisher(**options)
+        self.publishers.append(publisher)
+        return publisher
+
+    async def follow(self, publisher: Publisher, uid: str = "a", **facts: Any) -> None:
+        await self.manager.add(engine_of(publisher, uid, **facts))
+
+    def status(self, worker: str = "a") -> WorkerStatus:
+        return next(s for s in self.manager.workers() if s.worker == worker)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not in time; {self.manager.workers()}; {self.sink}")
+            await asyncio.sleep(0.005)
+
+    async def live(self, worker: str = "a") -> None:
+        await self.until(lambda: self.status(worker).state == "live")
+
+    async def holds(self, hashes: Iterable[int], worker: str = "a") -> None:
+        wanted = list(hashes)
+        await self.until(lambda: self.sink.applied.get(worker) == wanted)
+
+
+def engine_of(publisher: Publisher, uid: str = "a", **facts: Any) -> Engine:
+    defaults: dict[str, Any] = {"usable_blocks": 63, "model": "m"} | facts
+    # Nothing listens on port 9 of loopback; with all facts given nobody asks there either.
+    return Engine(
+        uid=uid,
+        name=f"ns/{uid}",
+        url="http://127.0.0.1:9",
+        events=publisher.events,
+        replay=publisher.replay,
+        **defaults,
+    )
+
+
+@pytest_asyncio.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    it = Fleet()
+    await it.manager.start()
+    try:
+        yield it
+    finally:
+        await it.manager.stop()
+        for publisher in it.publishers:
+            publisher.close()
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    it = Publisher()
+    yield it
+    it.close()
