@@ -147,11 +147,11 @@ def bad_filter(detail: str) -> Problem:
     )
 
 
-def routing_failed() -> Problem:
+def routing_failed(reason: str) -> Problem:
     return Problem(
         503,
         "error on selecting target pod",
-        reason="routing_failed",
+        reason=reason,
         headers=((b"x-error-routing", b"true"),),
     )
 

@@ -36,7 +36,7 @@ WRITE_HIGH_WATER = 64 << 10
 LINGER = 5.0
 """Seconds in which a refused client may go on sending (to nobody) and read why it was refused."""
 PROBE_EVERY = 0.1
-GONE_AFTER = 0.75
+GONE_AFTER = 0.5
 """Seconds after a client's end-of-stream when one that cannot be probed counts as gone."""
 
 
@@ -83,6 +83,14 @@ class Application(Protocol):
         """Answer through ``connection``: now (``None``), or by and by."""
 
 
+class Register(Protocol):
+    """Who keeps the list of open connections."""
+
+    def opened(self, connection: ClientConnection) -> None: ...
+
+    def closed(self, connection: ClientConnection) -> None: ...
+
+
 class _Refused(Exception):
     """Stops the parser from inside a callback; the reason is in ``_broken``."""
 
@@ -95,13 +103,13 @@ class ClientConnection(asyncio.Protocol):
         app: Application,
         settings: GatewaySettings,
         telemetry: Telemetry,
-        connections: set[ClientConnection],
+        register: Register,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._app = app
         self._settings = settings
         self._telemetry = telemetry
-        self._connections = connections
+        self._register = register
         self._loop = loop
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
@@ -158,11 +166,11 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER)
-        self._connections.add(self)
+        self._register.opened(self)
         self._telemetry.connection("opened")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._register.closed(self)
         self._deaf = True
         self._queue.clear()
         self._pending.clear()
@@ -262,8 +270,8 @@ class ClientConnection(asyncio.Protocol):
             self._look_at(request)
             request.route, request.query = self._app.admit(method, self._target)
         except Problem as problem:
-            if self._has_body or method == b"CONNECT":
-                self._refuse(problem)  # its body is not wanted, so the connection can't be used further
+            if self._has_body or problem.status == 400 or method == b"CONNECT":
+                self._refuse(problem)  # what follows is not wanted, or not to be trusted
             request.problem = problem
         self._request = request
         if self._expects:
@@ -470,7 +478,7 @@ class ClientConnection(asyncio.Protocol):
     def cut(self) -> None:
         """The answer breaks off here, and the client must be able to see it: no final chunk, no full length."""
         self._answering = self._running = None
-        self._out.clear()
+        self.flush()
         self._deaf = True
         if not self._delimited:
             # The end of this body is the end of the connection: only a reset tells a broken answer from a whole one.
@@ -564,4 +572,4 @@ class ClientConnection(asyncio.Protocol):
         self._transport.abort()
 
 
-__all__ = ["Application", "ClientConnection", "Request", "Running"]
+__all__ = ["Application", "ClientConnection", "Register", "Request", "Running"]

@@ -1,7 +1,7 @@
 """What the gateway needs from the other rooms: the doors in its walls.
 
 The gateway imports no index, no tokenizer and no policy: it is handed objects that satisfy these protocols. All calls
-are made on the event loop and none may block it; only :meth:`Tokenizing.tokenize` may take time.
+are made on the event loop and none may block it; only :meth:`Tokenizing.begin` may take time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Fleet(Protocol):
 
 
 class Tokenizing(Protocol):
-    def tokenize(
+    def begin(
         self, path: str, body: JsonObject, model: str, adapter: str | None
     ) -> TokenizedRequest | Awaitable[TokenizedRequest]:
         """The request's tokens. What is known at once (token ids, a cached request, an API whose tokens nobody knows)

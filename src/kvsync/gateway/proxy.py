@@ -163,7 +163,7 @@ class Exchange:
             self._refuse(problem)
             return None
         self._model = model
-        tokenized = self._proxy.tokenizing.tokenize(self._route.path, body, *model)
+        tokenized = self._proxy.tokenizing.begin(self._route.path, body, *model)
         if isinstance(tokenized, TokenizedRequest):
             self._tokenized = tokenized
             self._choose()
@@ -203,12 +203,12 @@ class Exchange:
         try:
             self._decision, self._ticket = self._proxy.routing.choose(query)
         except RoutingError as error:
-            self._refuse(errors.engine_unreachable(after) if after else _problem(error, adapter or model, wishes))
+            self._refuse(errors.engine_unreachable(after) if after else _problem(error))
             return
         except Exception:
             # A fault in a policy must not leave a client waiting for ever.
             _log.exception("choosing a worker failed with an exception")
-            self._refuse(errors.routing_failed())
+            self._refuse(errors.routing_failed("routing_failed"))
             return
         connection = self._proxy.upstreams.take(self._decision.chosen.engine.url)
         if connection is not None:
@@ -387,16 +387,16 @@ class Exchange:
             self._fail("first_byte_timeout", errors.first_byte_timeout(self._proxy.settings.first_byte_timeout))
 
 
-def _problem(error: RoutingError, model: str, wishes: Wishes) -> Problem:
+def _problem(error: RoutingError) -> Problem:
     if isinstance(error, NoSuchModel):
-        return errors.no_such_model(model)
+        return errors.no_such_model(error.subject)
     if isinstance(error, NoReadyEngine):
-        return errors.no_ready_engine(model)
+        return errors.no_ready_engine(error.subject)
     if isinstance(error, BadPolicy):
-        return errors.bad_policy(wishes.policy or "")
+        return errors.bad_policy(error.subject)
     if isinstance(error, BadFilter):
-        return errors.bad_filter(str(error))
-    return errors.routing_failed()
+        return errors.bad_filter(error.subject)
+    return errors.routing_failed(error.reason)
 
 
 @lru_cache(4096)

@@ -40,7 +40,7 @@ class Gateway:
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
-        """Draining, and no connection is left."""
+        """The last connection closed; looked at only once no new ones come."""
         self._tick: asyncio.TimerHandle | None = None
         self._upstreams = Upstreams(settings, self._loop, tls or ssl.create_default_context())
         self._proxy = Proxy(
@@ -86,13 +86,15 @@ class Gateway:
     async def stop(self) -> None:
         """Listen no more, let open requests end for up to ``drain_timeout``, then end what is left."""
         self._proxy.draining = True
+        self._empty.clear()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             connection.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_timeout):
-                await self._empty.wait()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.drain_timeout):
+                    await self._empty.wait()
         for connection in list(self._connections):
             connection.abort("shutdown")
         if self._tick is not None:
@@ -101,16 +103,22 @@ class Gateway:
         if self._server is not None:
             await self._server.wait_closed()
 
+    def opened(self, connection: ClientConnection) -> None:
+        self._connections.add(connection)
+
+    def closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
     def _accept(self) -> ClientConnection:
-        return ClientConnection(self._proxy, self._settings, self._telemetry, self._connections, self._loop)
+        return ClientConnection(self._proxy, self._settings, self._telemetry, self, self._loop)
 
     def _sweep(self) -> None:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
         self._upstreams.sweep(now)
-        if self._proxy.draining and not self._connections:
-            self._empty.set()
         self._tick = self._loop.call_later(self._every, self._sweep)
 
 

@@ -1,0 +1,510 @@
+"""Engines that refuse, reset, stall, lie and die; clients that leave. Load is released once, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.gateway.harness import (
+    BODY,
+    SSE_HEAD,
+    FakeEngine,
+    House,
+    Script,
+    Slow,
+    Talk,
+    always,
+    chunk,
+    eventually,
+    house,
+    post,
+    reply,
+)
+
+GOOD = always(reply(b"good"))
+
+
+async def reset_at_once(engine: FakeEngine, talk: Talk) -> None:
+    await talk.request()
+    talk.reset()
+
+
+async def close_at_once(engine: FakeEngine, talk: Talk) -> None:
+    await talk.request()
+
+
+async def stall(engine: FakeEngine, talk: Talk) -> None:
+    """Take the request and never answer."""
+    request = await talk.request()
+    assert request is not None
+    engine.requests.append(request)
+    await talk.closed()
+    engine.left.set()
+
+
+def then_stall(*pieces: bytes) -> Script:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        request = await talk.request()
+        assert request is not None
+        engine.requests.append(request)
+        await talk.send(*pieces)
+        await talk.closed()
+        engine.left.set()
+
+    return script
+
+
+def then_die(*pieces: bytes, reset: bool = False) -> Script:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(*pieces)
+        if reset:
+            await asyncio.sleep(0.05)  # let the bytes out before the reset destroys them
+            talk.reset()
+
+    return script
+
+
+@pytest.fixture
+def refused() -> Iterator[str]:
+    """The URL of a port that nobody listens on, kept free for the test."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The URL of a port whose backlog is full: connecting to it takes for ever."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(address)
+            fillers.append(filler)
+        yield f"http://127.0.0.1:{address[1]}"
+        for filler in fillers:
+            filler.close()
+
+
+def ends(home: House) -> list[tuple[str, list[str]]]:
+    return [(ticket.worker, list(ticket.ends)) for ticket in home.routing.tickets]
+
+
+# ---- before the status line: elsewhere, or a clear error
+
+
+async def test_a_refused_connection_is_retried_elsewhere(refused: str) -> None:
+    async with house(GOOD, urls=[refused]) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.body, answer.one(b"target-pod")) == (200, b"good", b"engine-0")
+        assert ends(home) == [(refused, ["connect_refused"]), ("engine-0", ["ok"])]
+        assert home.counters.retries == {"connect_refused": 1}
+        assert home.routing.queries[1].exclude == {refused}
+
+
+async def test_a_connection_that_takes_too_long_is_retried_elsewhere(mute: str) -> None:
+    async with house(GOOD, urls=[mute], connect_timeout=0.2) as home:
+        assert (await (await home.client()).ask()).body == b"good"
+        assert ends(home) == [(mute, ["connect_timeout"]), ("engine-0", ["ok"])]
+
+
+async def test_a_name_that_does_not_resolve_is_retried_elsewhere() -> None:
+    async with house(GOOD, urls=["http://nowhere.invalid:80", "http://:0"], connect_timeout=5) as home:
+        assert (await (await home.client()).ask()).body == b"good"
+        assert [outcome for _, (outcome,) in ends(home)] == ["connect_failed", "connect_failed", "ok"]
+
+
+async def test_retries_end(refused: str) -> None:
+    async with house(GOOD, urls=[f"{refused}", "http://127.0.0.1:1", "http://127.0.0.1:2"], retries=2) as home:
+        answer = await (await home.client()).ask()
+        assert answer.status == 502
+        assert answer.message == "no engine could answer (connect_refused)"
+        assert [outcome for _, (outcome,) in ends(home)] == ["connect_refused"] * 3
+        assert home.counters.answers == {("/v1/completions", 502, "connect_refused"): 1}
+
+
+async def test_no_engine_left_to_try_says_why_the_last_one_failed(refused: str) -> None:
+    async with house(urls=[refused]) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (connect_refused)")
+
+
+async def test_all_ranks_of_an_engine_that_refuses_are_left_out() -> None:
+    async with house(GOOD, data_parallel_size=2) as home:
+        home.engine.server.close()
+        await home.engine.server.wait_closed()
+        assert (await (await home.client()).ask()).status == 502
+        assert home.routing.queries[-1].exclude == {"engine-0#0", "engine-0#1"}
+
+
+@pytest.mark.parametrize("dying", [reset_at_once, close_at_once])
+async def test_a_reset_on_a_fresh_connection_is_retried_once_elsewhere(dying: Script) -> None:
+    async with house(dying, GOOD) as home:
+        assert (await (await home.client()).ask()).body == b"good"
+        assert ends(home) == [("engine-0", ["reset"]), ("engine-1", ["ok"])]
+        assert home.counters.retries == {"reset": 1}
+    async with house(dying, dying, GOOD) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (reset)")
+        assert ends(home) == [("engine-0", ["reset"]), ("engine-1", ["reset"])]
+
+
+async def test_that_retry_can_be_switched_off() -> None:
+    async with house(reset_at_once, GOOD, retry_fresh_reset=False) as home:
+        assert (await (await home.client()).ask()).status == 502
+        assert ends(home) == [("engine-0", ["reset"])]
+
+
+async def test_a_reset_on_a_used_connection_is_retried_at_the_same_engine() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        if talk.number == 0:  # one answer, then a reset for the second request
+            await talk.request()
+            await talk.send(reply(b"first"))
+            await talk.request()
+            talk.reset()
+        else:
+            await GOOD(engine, talk)
+
+    async with house(script, retry_fresh_reset=False) as home:
+        client = await home.client()
+        assert (await client.ask()).body == b"first"
+        assert (await client.ask()).body == b"good"
+        assert ends(home) == [("engine-0", ["ok"]), ("engine-0", ["ok"])]
+        assert len(home.routing.queries) == 2  # not chosen again
+        assert home.engine.connections == 2
+
+
+async def test_engines_that_close_idle_connections_are_never_felt() -> None:
+    """As engines that close after 5 s do to a pool that keeps for 4 s, here 20 times faster."""
+    rounds = 40
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(0.05):
+                    request = await talk.request()
+            except TimeoutError:
+                return
+            if request is None:
+                return
+            await talk.send(reply(b"ok"))
+
+    async with house(script, upstream_idle=0.04, retry_fresh_reset=False) as home:
+        client = await home.client()
+        for number in range(rounds):
+            assert (await client.ask()).status == 200
+            await asyncio.sleep(0.035 + 0.001 * (number % 20))  # on both sides of both limits
+        assert home.counters.answers == {("/v1/completions", 200, "engine"): rounds}
+        assert home.engine.connections > 1
+
+
+async def test_idle_connections_are_dropped_in_time() -> None:
+    async with house(GOOD, upstream_idle=0.1) as home:
+        await (await home.client()).ask()
+        assert home.engine.open == 1
+        assert await eventually(lambda: home.engine.open == 0) < 1
+        assert home.gateway.idle_upstreams() == 0
+
+
+async def test_bytes_on_an_idle_connection_end_it() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(reply(b"one"))
+        if talk.number == 0:
+            await eventually(lambda: home.gateway.idle_upstreams() == 1)
+            await talk.send(reply(b"for nobody"))
+        await talk.closed()
+
+    async with house(script) as home:
+        client = await home.client()
+        assert (await client.ask()).body == b"one"
+        await eventually(lambda: home.gateway.idle_upstreams() == 0)
+        assert (await client.ask()).body == b"one"
+
+
+@pytest.mark.parametrize("surplus", [b"x", reply(b"smuggled"), b"\r\n\r\nHTTP/1.1 200 OK\r\n"])
+async def test_bytes_after_an_answer_reach_nobody(surplus: bytes) -> None:
+    async with house(always(reply(b"one") + surplus)) as home:
+        client = await home.client()
+        for _ in range(3):
+            assert (await client.ask()).body == b"one"
+        assert home.engine.connections == 3
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"not http at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\ncontent-length: " + b"0" * 5000 + b"3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\r\n folded\r\n\r\n",
+        b"HTTP/1.1 999999 ?\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * (300 << 10),
+        b"HTTP/1.1 200 O",
+    ],
+    ids=["noise", "cl+te", "two-cl", "long-cl", "te", "101", "fold", "status", "huge-head", "half-head"],
+)
+async def test_what_is_no_answer_becomes_a_502_and_is_not_retried(wire: bytes) -> None:
+    async with house(then_die(wire), GOOD) as home:
+        client = await home.client()
+        answer = await client.ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (bad_answer)")
+        assert ends(home) == [("engine-0", ["bad_answer"])]
+        home.routing.engines.reverse()
+        assert (await client.ask()).body == b"good"  # the client's connection lives on
+
+
+async def test_an_engine_that_does_not_begin_to_answer() -> None:
+    async with house(stall, GOOD, first_byte_timeout=0.2) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.message) == (504, "the engine did not answer within 0.2 s")
+        await asyncio.wait_for(home.engine.left.wait(), 1)
+        assert ends(home) == [("engine-0", ["first_byte_timeout"])]
+
+
+# ---- after the status line: never again, and visibly broken
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize(
+    ("pieces", "version"),
+    [
+        ((SSE_HEAD, chunk(b"data: 1\n\n")), b"1.1"),
+        ((SSE_HEAD, chunk(b"data: 1\n\n"), b"5\r\nda"), b"1.1"),
+        ((SSE_HEAD, chunk(b"data: 1\n\n"), b"zz\r\n"), b"1.1"),
+        ((SSE_HEAD,), b"1.1"),
+        ((b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"data: 1\n\n"), b"1.1"),
+        ((SSE_HEAD, chunk(b"data: 1\n\n")), b"1.0"),
+    ],
+    ids=["chunked", "in-chunk", "bad-chunk", "head-only", "length", "http1.0"],
+)
+async def test_an_answer_that_breaks_off_never_looks_whole(
+    pieces: tuple[bytes, ...], version: bytes, reset: bool
+) -> None:
+    async with house(then_die(*pieces, reset=reset), GOOD) as home:
+        client = await home.client()
+        await client.send(post(version=version))
+        answer = await client.answer()
+        assert not answer.whole
+        assert answer.status == 200
+        assert home.counters.cuts == {("/v1/completions", "upstream_died"): 1}
+        assert ends(home) == [("engine-0", ["upstream_died"])]
+        assert home.answers == []
+        assert await client.ended() == b""
+
+
+async def test_what_came_before_the_break_is_delivered() -> None:
+    async with house(then_die(SSE_HEAD, chunk(b"data: 1\n\n"))) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.body, answer.whole) == (b"data: 1\n\n", False)
+
+
+async def test_a_stream_that_stalls_is_cut_but_a_slow_one_is_not() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD)
+        for _ in range(8):  # together longer than the idle limit
+            await talk.send(chunk(b"data: x\n\n"))
+            await asyncio.sleep(0.05)
+        await talk.closed()
+        engine.left.set()
+
+    async with house(script, idle_timeout=0.25) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.body, answer.whole) == (b"data: x\n\n" * 8, False)
+        await asyncio.wait_for(home.engine.left.wait(), 1)
+        assert ends(home) == [("engine-0", ["idle_timeout"])]
+
+
+# ---- clients that leave
+
+
+PHASES: dict[str, Script] = {
+    "waiting": stall,
+    "head": then_stall(SSE_HEAD),
+    "streaming": then_stall(SSE_HEAD, chunk(b"data: 1\n\n")),
+    "json": then_stall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"half"),
+}
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_client_that_leaves_takes_its_request_along(phase: str, way: str, version: bytes) -> None:
+    async with house(PHASES[phase]) as home:
+        client = await home.client()
+        await client.send(post(version=version))
+        await eventually(lambda: len(home.engine.requests) == 1)
+        if phase != "waiting":
+            await client.head()
+        getattr(client, way)()
+        await asyncio.wait_for(home.engine.left.wait(), 1)
+        assert ends(home) == [("engine-0", ["client_gone"])]
+        assert home.counters.cuts == {("/v1/completions", "client_gone"): 1}
+        assert home.answers == []
+        await eventually(lambda: home.gateway.open_connections() == 0)
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_client_that_leaves_while_its_prompt_is_tokenized(way: str) -> None:
+    tokenizing = Slow()
+    async with house(GOOD, tokenizing=tokenizing) as home:
+        client = await home.client()
+        await client.send(post())
+        await tokenizing.started.wait()
+        getattr(client, way)()
+        assert await eventually(lambda: tokenizing.cancelled == 1) < 1
+        assert home.routing.tickets == []
+        assert home.engine.connections == 0
+        assert home.counters.cuts == {("/v1/completions", "client_gone"): 1}
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_client_that_leaves_while_its_engine_is_dialled(mute: str, way: str) -> None:
+    async with house(urls=[mute], connect_timeout=30) as home:
+        client = await home.client()
+        await client.send(post())
+        await eventually(lambda: len(home.routing.tickets) == 1)
+        getattr(client, way)()
+        assert await eventually(lambda: home.routing.tickets[0].ends == ["client_gone"]) < 1
+
+
+async def test_a_client_that_only_stopped_sending_gets_its_answer() -> None:
+    go = asyncio.Event()
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        engine.left.set()
+        await go.wait()
+        await talk.send(SSE_HEAD, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), b"0\r\n\r\n")
+
+    async with house(script) as home:
+        client = await home.client()
+        await client.send(post())
+        client.half_close()
+        await home.engine.left.wait()
+        await asyncio.sleep(1.0)  # longer than one that left would be kept
+        go.set()
+        interim = await client.answer()
+        assert interim.status == 100
+        answer = await client.answer()
+        assert (answer.body, answer.whole) == (b"data: 1\n\ndata: 2\n\n", True)
+        assert await client.ended() == b""
+        assert ends(home) == [("engine-0", ["ok"])]
+
+
+async def test_a_client_that_stopped_sending_in_the_middle_of_its_stream_gets_the_rest() -> None:
+    go = asyncio.Event()
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD, chunk(b"data: 1\n\n"))
+        await go.wait()
+        await talk.send(chunk(b"data: 2\n\n"), b"0\r\n\r\n")
+
+    async with house(script) as home:
+        client = await home.client()
+        await client.send(post())
+        await client.head()
+        assert await client.chunk() == b"data: 1\n\n"
+        client.half_close()
+        await asyncio.sleep(1.0)
+        go.set()
+        assert await client.reader.readuntil(b"\r\n") == b"09\r\n"  # a leading zero changes nothing
+        assert await client.reader.readexactly(11) == b"data: 2\n\n\r\n"
+        assert await client.ended() == b"0\r\n\r\n"
+        assert ends(home) == [("engine-0", ["ok"])]
+
+
+async def test_a_client_that_stops_reading_is_dropped() -> None:
+    async with house(always(reply(b"x" * (32 << 20))), client_timeout=0.3) as home:
+        client = await home.client()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(post())
+        await eventually(lambda: home.counters.connections["write_timeout"] == 1)
+        await eventually(lambda: ends(home) == [("engine-0", ["client_gone"])])
+        await eventually(lambda: home.gateway.open_connections() == 0)
+
+
+# ---- TLS
+
+TLS = Path(__file__).parents[2] / "data" / "gateway"
+
+
+def engine_context() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "localhost.pem")
+    return context
+
+
+async def test_https_engines() -> None:
+    trusting = ssl.create_default_context(cafile=str(TLS / "localhost.pem"))
+    async with house(GOOD, engine_tls=engine_context(), gateway_tls=trusting) as home:
+        client = await home.client()
+        for _ in range(2):
+            assert (await client.ask()).body == b"good"
+        assert home.engine.connections == 1
+        assert home.engine.requests[0].get(b"host") == [b"localhost:%d" % home.engine.port]
+
+
+async def test_an_engine_whose_certificate_is_not_trusted_is_retried_elsewhere() -> None:
+    async with house(GOOD, engine_tls=engine_context()) as home:
+        answer = await (await home.client()).ask()
+        assert answer.status == 502
+        assert ends(home) == [("engine-0", ["tls_failed"])]
+        assert home.engine.requests == []
+
+
+# ---- shutdown
+
+
+async def test_shutdown_lets_open_answers_end() -> None:
+    go = asyncio.Event()
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        engine.requests.append(await talk.request() or pytest.fail("no request"))
+        await go.wait()
+        await talk.send(reply(b"late"))
+
+    async with house(script, drain_timeout=5) as home:
+        idle, busy = await home.client(), await home.client()
+        await busy.send(post())
+        await eventually(lambda: len(home.engine.requests) == 1)
+        await eventually(lambda: home.gateway.open_connections() == 2)
+        port = home.gateway.port
+        stopping = asyncio.create_task(home.gateway.stop())
+        assert await idle.ended() == b""
+        assert home.gateway.draining
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", port)
+        assert not stopping.done()
+        go.set()
+        answer = await busy.answer()
+        assert (answer.body, answer.one(b"connection")) == (b"late", b"close")
+        assert await busy.ended() == b""
+        await asyncio.wait_for(stopping, 2)
+
+
+async def test_shutdown_ends_what_does_not_end() -> None:
+    async with house(stall, drain_timeout=0.1) as home:
+        client = await home.client()
+        await client.send(post(BODY))
+        await eventually(lambda: len(home.engine.requests) == 1)
+        await home.gateway.stop()
+        assert await client.ended() == b""
+        await asyncio.wait_for(home.engine.left.wait(), 1)
+        assert ends(home) == [("engine-0", ["shutdown"])]
+        assert home.counters.cuts == {("/v1/completions", "shutdown"): 1}
