@@ -1,0 +1,107 @@
+//! Block keys: our own names for blocks, the same for every engine that holds the same content.
+//!
+//! A key is XXH3-64 over a block's tokens, seeded with the parent's key; extra keys, where a block has some, are hashed
+//! over that in a domain of their own, so that no extra key can pass for a further block's tokens. The root of a chain
+//! is made from the context (model, adapter, block size). Nothing here depends on an engine's own hashes.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::event::{Adapter, ExtraKey};
+
+/// Tells the hash of a block's extra keys from that of a child block.
+const EXTRA_DOMAIN: u64 = 0x6578_7472_6120_6b65;
+
+/// The name of a block: its content and all that comes before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockKey(pub(crate) u64);
+
+impl BlockKey {
+    /// What the first block of a context has in a parent's place.
+    #[must_use]
+    pub fn root(model: &str, adapter: &Adapter<'_>, block_size: u32) -> Self {
+        let number;
+        let (kind, name) = match adapter {
+            Adapter::None => (b'-', &b""[..]),
+            Adapter::Named(name) => (b'@', name.as_bytes()),
+            Adapter::Hidden(id) => {
+                number = id.to_le_bytes();
+                (b'#', &number[..])
+            }
+        };
+        let mut context = Vec::with_capacity(model.len() + name.len() + 21);
+        for text in [model.as_bytes(), name] {
+            context.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            context.extend_from_slice(text);
+        }
+        context.push(kind);
+        context.extend_from_slice(&block_size.to_le_bytes());
+        Self(xxh3_64(&context))
+    }
+
+    /// The key of a block that follows this one.
+    #[must_use]
+    pub fn child(self, tokens: &[u32], extra: &[ExtraKey<'_>]) -> Self {
+        let plain = xxh3_64_with_seed(bytemuck::cast_slice(tokens), self.0);
+        if extra.is_empty() {
+            return Self(plain);
+        }
+        Self(xxh3_64_with_seed(&canonical(extra), plain ^ EXTRA_DOMAIN))
+    }
+}
+
+/// Tag, length, content of each, ordered by kind (images keep their order): no two different lists give the same bytes.
+fn canonical(extra: &[ExtraKey<'_>]) -> Vec<u8> {
+    let rank = |key: &ExtraKey<'_>| match key {
+        ExtraKey::Image(..) => 0,
+        ExtraKey::Salt(_) => 1,
+        ExtraKey::Embeds(_) => 2,
+        ExtraKey::Opaque(_) => 3,
+    };
+    let mut ordered: Vec<_> = extra.iter().collect();
+    ordered.sort_by_key(|key| rank(key));
+    let mut bytes = Vec::new();
+    for key in ordered {
+        bytes.push(rank(key));
+        let body = match key {
+            ExtraKey::Image(identifier, offset) => {
+                bytes.push(u8::from(offset.is_some()));
+                bytes.extend_from_slice(&offset.unwrap_or(0).to_le_bytes());
+                identifier.as_bytes()
+            }
+            ExtraKey::Salt(value) => value.as_bytes(),
+            ExtraKey::Embeds(raw) | ExtraKey::Opaque(raw) => raw,
+        };
+        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(body);
+    }
+    bytes
+}
+
+/// The keys of one prompt in one context, computed as far as somebody asks, each once.
+#[derive(Debug)]
+pub struct KeyChain<'a> {
+    keys: Vec<BlockKey>,
+    root: BlockKey,
+    tokens: &'a [u32],
+    block_size: usize,
+    extra: &'a [Vec<ExtraKey<'a>>],
+}
+
+impl<'a> KeyChain<'a> {
+    /// `extra` gives a block's extra keys by its number; blocks beyond its end have none.
+    #[must_use]
+    pub fn new(root: BlockKey, tokens: &'a [u32], block_size: u32, extra: &'a [Vec<ExtraKey<'a>>]) -> Self {
+        Self { keys: Vec::new(), root, tokens, block_size: block_size as usize, extra }
+    }
+
+    /// The key of block `i`, which must lie within the prompt.
+    pub fn key(&mut self, i: usize) -> BlockKey {
+        while self.keys.len() <= i {
+            let at = self.keys.len();
+            let parent = self.keys.last().copied().unwrap_or(self.root);
+            let tokens = &self.tokens[at * self.block_size..(at + 1) * self.block_size];
+            self.keys.push(parent.child(tokens, self.extra.get(at).map_or(&[][..], Vec::as_slice)));
+        }
+        self.keys[i]
+    }
+}

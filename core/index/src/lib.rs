@@ -1,0 +1,21 @@
+//! The prefix index of kvsync: KV-cache events in, credit per worker out.
+//!
+//! **The index never credits a worker with a block that it does not hold, and says at any moment how far it can be
+//! trusted.** It is the native twin of the pure-Python reference, which is the specification; one contract suite judges
+//! both. Nothing here knows of Python, sockets or HTTP.
+//!
+//! From the outside in: [`Index`] finds workers and locks them; [`Worker`] has the rules; the store below it has the
+//! blocks; [`wire`] reads what engines send; [`key`] names blocks; [`hits`] counts what a cache can serve.
+
+pub mod counts;
+pub mod event;
+pub mod hits;
+pub mod index;
+pub mod key;
+pub mod parked;
+mod store;
+pub mod wire;
+pub mod worker;
+
+pub use index::{Index, Prompt, Registered};
+pub use worker::{Description, Facts, Match, Trust, Worker};

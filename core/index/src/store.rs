@@ -1,0 +1,341 @@
+//! Which blocks one worker holds: names, copies, keys.
+//!
+//! One slab entry per distinct block; two hash tables find it, by engine hash and by block key, and hold nothing but
+//! slot numbers. A block lives while any place (tier and group) holds a copy of it. The copies of the first place that
+//! the worker speaks of, its *home*, stand in the slab itself; those of other places in side tables.
+//!
+//! What must always hold:
+//!
+//! * a block that no place holds is gone: name, key and slot;
+//! * the table of keys finds exactly the placed blocks whose key no other live block has. Two live hashes for one key
+//!   mean that the engine hides what tells them apart: such blocks are *hidden*, until all of them are gone.
+//!
+//! Why it is fast: the blocks of one event get consecutive slots, so a lookup first looks at the slot after its last
+//! one, which is sequential memory, and probes a table only where that fails.
+
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+
+use crate::event::{EngineHash, Tier};
+use crate::key::BlockKey;
+
+/// The number of a slab entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Slot(u32);
+
+impl Slot {
+    fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The number of a place: a tier and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place(usize);
+
+impl Place {
+    const HOME: Self = Self(0);
+}
+
+/// Physical copies of one block in one place, and whether the last of them is in doubt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Copies(u64);
+
+impl Copies {
+    const DOUBT: u64 = 1 << 63;
+
+    fn count(self) -> u64 {
+        self.0 & !Self::DOUBT
+    }
+
+    fn doubtful(self) -> bool {
+        self.0 & Self::DOUBT != 0
+    }
+
+    /// At least one copy that is not in doubt, or `even_doubtful` any.
+    fn held(self, even_doubtful: bool) -> bool {
+        self.0 != 0 && (even_doubtful || !self.doubtful())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placement {
+    /// Its tokens or its parent are not known yet.
+    None,
+    /// The table of keys finds it.
+    Known,
+    /// Another live hash has the same key.
+    Hidden,
+}
+
+#[derive(Debug)]
+struct Block {
+    name: EngineHash<'static>,
+    key: BlockKey,
+    placement: Placement,
+    /// In how many places there are copies.
+    places: u32,
+    /// The copies of the home place.
+    home: Copies,
+}
+
+impl Block {
+    fn vacant() -> Self {
+        Self {
+            name: EngineHash::Unsigned(0),
+            key: BlockKey(0),
+            placement: Placement::None,
+            places: 0,
+            home: Copies::default(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    blocks: Vec<Block>,
+    free: Vec<Slot>,
+    names: HashTable<Slot>,
+    keys: HashTable<Slot>,
+    hidden: HashMap<BlockKey, u32>,
+    places: BTreeMap<(Tier, i64), Place>,
+    side: Vec<HashMap<Slot, Copies>>,
+    hasher: DefaultHashBuilder,
+    totals: Totals,
+}
+
+/// Sums over all blocks.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub copies: u64,
+    pub gpu_copies: u64,
+    pub doubtful: u64,
+    pub placed: u64,
+}
+
+impl Store {
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Distinct blocks.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks.len() - self.free.len()
+    }
+
+    // -- places
+
+    pub(crate) fn place(&self, tier: Tier, group: i64) -> Option<Place> {
+        self.places.get(&(tier, group)).copied()
+    }
+
+    pub(crate) fn place_or_new(&mut self, tier: Tier, group: i64) -> Place {
+        let next = Place(self.places.len());
+        let place = *self.places.entry((tier, group)).or_insert(next);
+        if place == next && place != Place::HOME {
+            self.side.push(HashMap::new());
+        }
+        place
+    }
+
+    /// Every place of a tier, whatever the group.
+    pub(crate) fn places_of(&self, tier: Tier) -> Vec<Place> {
+        self.places.range((tier, i64::MIN)..=(tier, i64::MAX)).map(|(_, place)| *place).collect()
+    }
+
+    fn copies(&self, place: Place, slot: Slot) -> Copies {
+        if place == Place::HOME {
+            self.blocks[slot.at()].home
+        } else {
+            self.side[place.0 - 1].get(&slot).copied().unwrap_or_default()
+        }
+    }
+
+    fn set_copies(&mut self, place: Place, tier: Tier, slot: Slot, new: Copies) {
+        let old = self.copies(place, slot);
+        let block = &mut self.blocks[slot.at()];
+        if place == Place::HOME {
+            block.home = new;
+        } else if new == Copies::default() {
+            self.side[place.0 - 1].remove(&slot);
+        } else {
+            self.side[place.0 - 1].insert(slot, new);
+        }
+        block.places = block.places - u32::from(old.count() > 0) + u32::from(new.count() > 0);
+        self.totals.copies = self.totals.copies - old.count() + new.count();
+        if tier == Tier::Gpu {
+            self.totals.gpu_copies = self.totals.gpu_copies - old.count() + new.count();
+        }
+        self.totals.doubtful = self.totals.doubtful - u64::from(old.doubtful()) + u64::from(new.doubtful());
+    }
+
+    // -- copies
+
+    /// One copy more; it takes doubt away.
+    pub(crate) fn add(&mut self, place: Place, tier: Tier, name: &EngineHash<'_>) -> Slot {
+        let slot = self.slot_of(name);
+        let copies = self.copies(place, slot);
+        self.set_copies(place, tier, slot, Copies(copies.count() + 1));
+        slot
+    }
+
+    /// One copy less, or `left` copies left; with `doubt` what is left of an uncounted removal is doubtful.
+    ///
+    /// False when the block was not known to be there.
+    pub(crate) fn remove(
+        &mut self,
+        place: Place,
+        tier: Tier,
+        name: &EngineHash<'_>,
+        left: Option<u32>,
+        doubt: bool,
+    ) -> bool {
+        let Some(slot) = self.find(name) else {
+            return false;
+        };
+        let had = self.copies(place, slot);
+        if had.count() == 0 {
+            return false;
+        }
+        let now = left.map_or(had.count() - 1, u64::from);
+        let doubtful = now > 0 && (had.doubtful() || (doubt && left.is_none()));
+        self.set_copies(place, tier, slot, Copies(now | if doubtful { Copies::DOUBT } else { 0 }));
+        if self.blocks[slot.at()].places == 0 {
+            self.unplace(slot);
+            self.free(slot);
+        }
+        true
+    }
+
+    // -- names
+
+    pub(crate) fn find(&self, name: &EngineHash<'_>) -> Option<Slot> {
+        self.names.find(self.hasher.hash_one(name), |slot| self.blocks[slot.at()].name == *name).copied()
+    }
+
+    /// The slot of a name, a new one if it has none.
+    fn slot_of(&mut self, name: &EngineHash<'_>) -> Slot {
+        let Self { blocks, free, names, hasher, .. } = self;
+        let entry = names.entry(
+            hasher.hash_one(name),
+            |slot| blocks[slot.at()].name == *name,
+            |slot| hasher.hash_one(&blocks[slot.at()].name),
+        );
+        match entry {
+            Entry::Occupied(found) => *found.get(),
+            Entry::Vacant(vacant) => {
+                let slot = free.last().copied().unwrap_or_else(|| {
+                    // 2³² blocks of one worker are more than any memory holds
+                    Slot(u32::try_from(blocks.len()).expect("fewer than 2^32 blocks"))
+                });
+                vacant.insert(slot);
+                if free.pop().is_none() {
+                    blocks.push(Block::vacant());
+                }
+                blocks[slot.at()].name = name.to_owned_hash();
+                slot
+            }
+        }
+    }
+
+    fn free(&mut self, slot: Slot) {
+        let block = std::mem::replace(&mut self.blocks[slot.at()], Block::vacant());
+        if let Ok(entry) = self.names.find_entry(self.hasher.hash_one(&block.name), |other| *other == slot) {
+            entry.remove();
+        }
+        self.free.push(slot);
+    }
+
+    // -- keys
+
+    /// The key of a block that has one.
+    pub(crate) fn key(&self, slot: Slot) -> Option<BlockKey> {
+        let block = &self.blocks[slot.at()];
+        (block.placement != Placement::None).then_some(block.key)
+    }
+
+    /// Give a block without a key its key.
+    pub(crate) fn set_key(&mut self, slot: Slot, key: BlockKey) {
+        debug_assert!(self.key(slot).is_none(), "a known hash keeps its key");
+        self.totals.placed += 1;
+        self.blocks[slot.at()].key = key;
+        self.blocks[slot.at()].placement = Placement::Hidden;
+        if let Some(others) = self.hidden.get_mut(&key) {
+            *others += 1;
+            return;
+        }
+        let Self { blocks, keys, hasher, .. } = self;
+        let entry = keys.entry(
+            hasher.hash_one(key),
+            |slot| blocks[slot.at()].key == key,
+            |slot| hasher.hash_one(blocks[slot.at()].key),
+        );
+        match entry {
+            Entry::Occupied(found) => {
+                let (twin, _) = found.remove();
+                blocks[twin.at()].placement = Placement::Hidden;
+                self.hidden.insert(key, 2);
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(slot);
+                blocks[slot.at()].placement = Placement::Known;
+            }
+        }
+    }
+
+    fn unplace(&mut self, slot: Slot) {
+        let key = self.blocks[slot.at()].key;
+        match self.blocks[slot.at()].placement {
+            Placement::None => return,
+            Placement::Known => {
+                if let Ok(entry) = self.keys.find_entry(self.hasher.hash_one(key), |other| *other == slot) {
+                    entry.remove();
+                }
+            }
+            Placement::Hidden => {
+                if let Some(left) = self.hidden.get_mut(&key) {
+                    *left -= 1;
+                    if *left == 0 {
+                        self.hidden.remove(&key);
+                    }
+                }
+            }
+        }
+        self.totals.placed -= 1;
+    }
+
+    /// A lookup along a chain of keys.
+    pub(crate) fn walk(&self) -> Walk<'_> {
+        Walk { store: self, next: 0 }
+    }
+}
+
+/// Looks keys up, faster where each follows the one before.
+#[derive(Debug)]
+pub(crate) struct Walk<'s> {
+    store: &'s Store,
+    next: usize,
+}
+
+impl Walk<'_> {
+    /// Does the place hold the one block of this key? Doubtful copies count with `even_doubtful`.
+    pub(crate) fn held(&mut self, place: Place, key: BlockKey, even_doubtful: bool) -> bool {
+        self.find(key).is_some_and(|slot| self.store.copies(place, slot).held(even_doubtful))
+    }
+
+    fn find(&mut self, key: BlockKey) -> Option<Slot> {
+        let Store { blocks, keys, hasher, .. } = self.store;
+        let is_it = |at: usize| blocks.get(at).is_some_and(|b| b.key == key && b.placement == Placement::Known);
+        if is_it(self.next) {
+            self.next += 1;
+            return Some(Slot(self.next as u32 - 1));
+        }
+        let slot = keys.find(hasher.hash_one(key), |slot| blocks[slot.at()].key == key).copied()?;
+        self.next = slot.at() + 1;
+        Some(slot)
+    }
+}

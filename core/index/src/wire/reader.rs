@@ -1,0 +1,298 @@
+//! A bounded walk over msgpack: reads, skips and checks, and never steps outside the payload.
+
+use super::MAX_DEPTH;
+
+/// The bytes are no msgpack, or not of the type that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// The start of a value: scalars whole, of others the length.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Head {
+    Nil,
+    Bool,
+    Int(i128),
+    Float(f64),
+    Str(u32),
+    Bin(u32),
+    Array(u32),
+    Map(u32),
+    Ext(i8, u32),
+}
+
+/// A value whose contents are checked as far as a generic decoder would check them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Any<'a> {
+    Int(i128),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+    Array(u32),
+    Other,
+}
+
+/// The bytes of one value.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Raw<'a>(pub(super) &'a [u8]);
+
+impl<'a> Raw<'a> {
+    pub(super) fn reader(self) -> Reader<'a> {
+        Reader::new(self.0)
+    }
+
+    pub(super) fn is_nil(self) -> bool {
+        self.0.first() == Some(&0xc0)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Reader<'a> {
+    /// What is not read yet.
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.rest.first().copied()
+    }
+
+    #[inline]
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or(Malformed)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    #[inline]
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(Malformed)?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.bytes().map(u8::from_be_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.bytes().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.bytes().map(u32::from_be_bytes)
+    }
+
+    fn ext(&mut self, length: u32) -> Result<Head, Malformed> {
+        Ok(Head::Ext(self.u8()?.cast_signed(), length))
+    }
+
+    /// Read the start of a value; the contents of strings, containers and extensions come next.
+    pub(super) fn head(&mut self) -> Result<Head, Malformed> {
+        Ok(match self.u8()? {
+            byte @ 0x00..=0x7f => Head::Int(byte.into()),
+            byte @ 0xe0..=0xff => Head::Int(byte.cast_signed().into()),
+            byte @ 0x80..=0x8f => Head::Map((byte & 0x0f).into()),
+            byte @ 0x90..=0x9f => Head::Array((byte & 0x0f).into()),
+            byte @ 0xa0..=0xbf => Head::Str((byte & 0x1f).into()),
+            0xc0 => Head::Nil,
+            0xc1 => return Err(Malformed),
+            0xc2 | 0xc3 => Head::Bool,
+            0xc4 => Head::Bin(self.u8()?.into()),
+            0xc5 => Head::Bin(self.u16()?.into()),
+            0xc6 => Head::Bin(self.u32()?),
+            0xc7 => {
+                let length = self.u8()?.into();
+                self.ext(length)?
+            }
+            0xc8 => {
+                let length = self.u16()?.into();
+                self.ext(length)?
+            }
+            0xc9 => {
+                let length = self.u32()?;
+                self.ext(length)?
+            }
+            0xca => Head::Float(f32::from_be_bytes(self.bytes()?).into()),
+            0xcb => Head::Float(f64::from_be_bytes(self.bytes()?)),
+            0xcc => Head::Int(self.u8()?.into()),
+            0xcd => Head::Int(self.u16()?.into()),
+            0xce => Head::Int(self.u32()?.into()),
+            0xcf => Head::Int(u64::from_be_bytes(self.bytes()?).into()),
+            0xd0 => Head::Int(i8::from_be_bytes(self.bytes()?).into()),
+            0xd1 => Head::Int(i16::from_be_bytes(self.bytes()?).into()),
+            0xd2 => Head::Int(i32::from_be_bytes(self.bytes()?).into()),
+            0xd3 => Head::Int(i64::from_be_bytes(self.bytes()?).into()),
+            byte @ 0xd4..=0xd8 => self.ext(1 << (byte - 0xd4))?,
+            0xd9 => Head::Str(self.u8()?.into()),
+            0xda => Head::Str(self.u16()?.into()),
+            0xdb => Head::Str(self.u32()?),
+            0xdc => Head::Array(self.u16()?.into()),
+            0xdd => Head::Array(self.u32()?),
+            0xde => Head::Map(self.u16()?.into()),
+            0xdf => Head::Map(self.u32()?),
+        })
+    }
+
+    /// Step over one value and return its bytes; only the structure is checked.
+    pub(super) fn raw(&mut self) -> Result<Raw<'a>, Malformed> {
+        let before = self.rest;
+        self.skip(MAX_DEPTH)?;
+        Ok(Raw(&before[..before.len() - self.rest.len()]))
+    }
+
+    fn skip(&mut self, depth: u32) -> Result<(), Malformed> {
+        // integers by their first byte alone: token lists are nearly all of a payload
+        const INT_BYTES: [usize; 8] = [1, 2, 4, 8, 1, 2, 4, 8];
+        let items = match self.rest.first() {
+            Some(0x00..=0x7f | 0xe0..=0xff) => return self.take(1).map(drop),
+            Some(byte @ 0xcc..=0xd3) => return self.take(1 + INT_BYTES[usize::from(byte - 0xcc)]).map(drop),
+            _ => match self.head()? {
+                Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
+                Head::Str(length) | Head::Bin(length) | Head::Ext(_, length) => {
+                    self.take(length as usize)?;
+                    0
+                }
+                Head::Array(length) => u64::from(length),
+                Head::Map(length) => 2 * u64::from(length),
+            },
+        };
+        if items > 0 {
+            let depth = depth.checked_sub(1).ok_or(Malformed)?;
+            for _ in 0..items {
+                self.skip(depth)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A string, and nothing else.
+    pub(super) fn text(&mut self) -> Result<&'a str, Malformed> {
+        match self.head()? {
+            Head::Str(length) => self.utf8(length),
+            _ => Err(Malformed),
+        }
+    }
+
+    fn utf8(&mut self, length: u32) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(self.take(length as usize)?).map_err(|_| Malformed)
+    }
+
+    /// A string or nil.
+    pub(super) fn optional_text(&mut self) -> Option<Option<&'a str>> {
+        match self.head().ok()? {
+            Head::Nil => Some(None),
+            Head::Str(length) => self.utf8(length).ok().map(Some),
+            _ => None,
+        }
+    }
+
+    /// An integer or nil.
+    pub(super) fn optional_int(&mut self) -> Option<Option<i128>> {
+        match self.head().ok()? {
+            Head::Nil => Some(None),
+            Head::Int(value) => Some(Some(value)),
+            _ => None,
+        }
+    }
+
+    /// An integer or a float.
+    pub(super) fn number(&mut self) -> Option<f64> {
+        match self.head().ok()? {
+            Head::Int(value) => Some(value as f64),
+            Head::Float(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A list of unsigned 32-bit integers; nil is none.
+    pub(super) fn u32s(&mut self) -> Option<Option<Vec<u32>>> {
+        let length = match self.head().ok()? {
+            Head::Nil => return Some(None),
+            Head::Array(length) => length as usize,
+            _ => return None,
+        };
+        let mut values = Vec::with_capacity(length.min(self.rest.len()));
+        for _ in 0..length {
+            values.push(match self.rest {
+                [0xcd, high, low, rest @ ..] => {
+                    self.rest = rest;
+                    u16::from_be_bytes([*high, *low]).into()
+                }
+                [0xce, a, b, c, d, rest @ ..] => {
+                    self.rest = rest;
+                    u32::from_be_bytes([*a, *b, *c, *d])
+                }
+                _ => match self.head().ok()? {
+                    Head::Int(value) => u32::try_from(value).ok()?,
+                    _ => return None,
+                },
+            });
+        }
+        Some(Some(values))
+    }
+
+    /// Any value, its contents checked: UTF-8, timestamps, map keys.
+    pub(super) fn any(&mut self) -> Result<Any<'a>, Malformed> {
+        self.checked(MAX_DEPTH, false)
+    }
+
+    /// `as_key`: inside a map's key, where only what can be hashed may stand (no map, no unknown extension).
+    fn checked(&mut self, depth: u32, as_key: bool) -> Result<Any<'a>, Malformed> {
+        Ok(match self.head()? {
+            Head::Int(value) => Any::Int(value),
+            Head::Str(length) => Any::Text(self.utf8(length)?),
+            Head::Bin(length) => Any::Bytes(self.take(length as usize)?),
+            Head::Nil | Head::Bool | Head::Float(_) => Any::Other,
+            Head::Array(length) => {
+                let depth = depth.checked_sub(1).ok_or(Malformed)?;
+                for _ in 0..length {
+                    self.checked(depth, as_key)?;
+                }
+                Any::Array(length)
+            }
+            Head::Map(_) if as_key => return Err(Malformed),
+            Head::Map(length) => {
+                let depth = depth.checked_sub(1).ok_or(Malformed)?;
+                for _ in 0..length {
+                    self.checked(depth, true)?;
+                    self.checked(depth, false)?;
+                }
+                Any::Other
+            }
+            Head::Ext(kind, length) => {
+                let body = self.take(length as usize)?;
+                match kind {
+                    -1 if !is_timestamp(body) => return Err(Malformed),
+                    -1 => Any::Other,
+                    _ if as_key => return Err(Malformed),
+                    _ => Any::Other,
+                }
+            }
+        })
+    }
+}
+
+/// A msgpack timestamp of the years 1 to 9999, as the reference's decoder takes it (it rounds to microseconds).
+fn is_timestamp(body: &[u8]) -> bool {
+    const FIRST: i64 = -62_135_596_800;
+    const LAST: i64 = 253_402_300_799;
+    let (seconds, nanoseconds) = match *body {
+        [_, _, _, _] => return true,
+        [a, b, c, d, e, f, g, h] => {
+            let both = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+            ((both & ((1 << 34) - 1)).cast_signed(), (both >> 34) as u32)
+        }
+        [n0, n1, n2, n3, a, b, c, d, e, f, g, h] => {
+            (i64::from_be_bytes([a, b, c, d, e, f, g, h]), u32::from_be_bytes([n0, n1, n2, n3]))
+        }
+        _ => return false,
+    };
+    nanoseconds <= 999_999_999 && (FIRST..=LAST).contains(&seconds) && (seconds < LAST || nanoseconds < 999_999_500)
+}

@@ -1,0 +1,491 @@
+//! All that is known of one worker, and the rules by which its events change it.
+//!
+//! **Must always hold: no worker is credited with a block that it does not hold.** Where the events leave that open, the
+//! block is not credited, and trust says so.
+//!
+//! * *Residence.* Engines store and remove one physical copy at a time, so copies are counted. `remaining` of a removal,
+//!   where sent, replaces the count.
+//! * *Re-announcing workers* announce hits as if they were stores, with no matching removals, so counts run too high.
+//!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks, until a clear or a
+//!   new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
+//! * *Placement.* A hash gets a key when its tokens and its parent's key are known; a known hash keeps its key. A store
+//!   whose parent has none waits (see [`parked`](crate::parked)). Sparse stores count as resident and are placed by
+//!   another group's event of the same hash. An offload store of an unknown hash that does not show its extra keys is
+//!   not placed: it might be salted.
+//! * *Forgetting.* What can't be read may have been a removal: it forgets the worker, which stays `partial` until a clear
+//!   or a new epoch.
+//! * *Trust* is `none` when soundness is unknown (see [`Worker::rules`]), `partial` after a loss, else `exact`.
+
+use std::collections::BTreeMap;
+
+use crate::counts::{Counted, Counts};
+use crate::event::{EngineHash, Event, Removed, Run, Stored, Tier};
+use crate::hits::{Kind, Question, Rule, hit_blocks};
+use crate::key::{BlockKey, KeyChain};
+use crate::parked::Parked;
+use crate::store::{Place, Store};
+use crate::wire::Batch;
+
+/// What is known of an engine apart from its events. Figures are at least 1.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// Blocks of the engine's GPU cache.
+    pub usable_blocks: Option<u64>,
+    /// The model's `attention_chunk_size`: no event carries it.
+    pub attention_chunk_size: Option<u64>,
+    /// EAGLE or MTP speculative decoding.
+    pub eagle: bool,
+    /// Hits are rounded down to this many tokens.
+    pub hit_alignment: Option<u64>,
+    /// Batches that name another data-parallel rank are dropped.
+    pub rank: Option<i128>,
+}
+
+/// How far a match can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// Credit is sound and complete.
+    Exact,
+    /// Credit is sound, perhaps incomplete.
+    Partial,
+    /// Soundness is unknown: no credit is given.
+    None,
+}
+
+impl Trust {
+    /// The short word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Partial => "partial",
+            Self::None => "none",
+        }
+    }
+}
+
+/// What one worker can do for one prompt. All figures are tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// The worker can serve the first `credit` tokens from its cache.
+    pub credit: u64,
+    /// Tokens beyond `credit` that it may well have: a hint, never credit.
+    pub expected: u64,
+    /// How `credit` divides over [`Tier::ALL`].
+    pub by_tier: [u64; 3],
+    /// How far to trust it.
+    pub trust: Trust,
+}
+
+/// A worker's state, for people and metrics.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// The model that it serves.
+    pub model: String,
+    /// How far its credit can be trusted.
+    pub trust: Trust,
+    /// Tokens per block; 0 before the first store.
+    pub block_size: u32,
+    /// Distinct blocks.
+    pub blocks: u64,
+    /// Physical copies of them, in every tier and group.
+    pub copies: u64,
+    /// Blocks in doubt, per tier and group.
+    pub doubtful: u64,
+    /// Blocks with a key.
+    pub placed: u64,
+    /// Stores that wait for their parent.
+    pub parked: u64,
+    /// It announces hits as stores.
+    pub reannouncing: bool,
+    /// What happened since it was added.
+    pub counts: Counts,
+}
+
+/// What the events tell of one KV-cache group.
+#[derive(Debug, Default)]
+struct Group {
+    kind: Option<Kind>,
+    window: i64,
+    /// 0 until the first store that has one.
+    block_size: u32,
+    /// A store named fewer or more hashes than its tokens hold.
+    sparse: bool,
+}
+
+impl Group {
+    /// No kind (vLLM < 0.22): one dense group is full attention.
+    fn kind(&self) -> Kind {
+        self.kind.unwrap_or(Kind::Full)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Worker {
+    model: String,
+    facts: Facts,
+    counts: Counts,
+    groups: BTreeMap<i64, Group>,
+    store: Store,
+    parked: Parked,
+    lost: bool,
+    reannouncing: bool,
+    /// A request with a salt or an image went to this worker.
+    hidden_request: bool,
+    /// Its dialect does not show salts and images.
+    hides_keys: bool,
+}
+
+impl Worker {
+    /// A worker without blocks, trusted: its events are expected from its epoch's first one on.
+    #[must_use]
+    pub fn new(model: &str, facts: Facts) -> Self {
+        Self {
+            model: model.to_owned(),
+            facts,
+            counts: Counts::new(),
+            groups: BTreeMap::new(),
+            store: Store::default(),
+            parked: Parked::default(),
+            lost: false,
+            reannouncing: false,
+            hidden_request: false,
+            hides_keys: false,
+        }
+    }
+
+    // -- the worker's life
+
+    /// A loss beyond repair: drop all that is known and go on as `partial`.
+    pub fn forget(&mut self) {
+        self.empty();
+        self.lost = true;
+        self.counts.add(Counted::Forgotten);
+    }
+
+    /// Another process answers for this worker: drop all that is known, begin again as `exact`.
+    pub fn new_epoch(&mut self) {
+        self.groups.clear();
+        self.hides_keys = false;
+        self.empty();
+        self.settle();
+        self.counts.add(Counted::Epochs);
+    }
+
+    /// A request that makes the engine announce its hits goes to this worker.
+    pub fn mark_reannouncing(&mut self) {
+        self.reannouncing = true;
+    }
+
+    /// A request with a salt or an image goes to this worker: if its dialect hides those, trust is `none`.
+    pub fn mark_hidden_keys(&mut self) {
+        self.hidden_request = true;
+    }
+
+    fn clear(&mut self) {
+        self.empty();
+        self.settle();
+        self.counts.add(Counted::Cleared);
+    }
+
+    fn empty(&mut self) {
+        self.store = Store::default();
+        self.parked = Parked::default();
+    }
+
+    /// What a clear and a new epoch make good.
+    fn settle(&mut self) {
+        self.lost = false;
+        self.reannouncing = false;
+        self.hidden_request = false;
+    }
+
+    // -- events
+
+    /// Apply a payload; what can't be read is counted.
+    pub fn apply_payload(&mut self, payload: &[u8]) {
+        match Batch::decode(payload) {
+            Ok(batch) => self.apply(batch.rank, batch),
+            Err(error) => {
+                self.counts.add(error);
+                self.forget();
+            }
+        }
+    }
+
+    /// Apply a batch's events in order.
+    pub fn apply<'a>(&mut self, rank: Option<i128>, events: impl IntoIterator<Item = Event<'a>>) {
+        if let (Some(ours), Some(theirs)) = (self.facts.rank, rank)
+            && ours != theirs
+        {
+            self.counts.add(Counted::WrongRank);
+            return;
+        }
+        self.counts.add(Counted::Batches);
+        for event in events {
+            match event {
+                Event::Stored(stored) => self.stored(stored),
+                Event::Removed(removed) => self.removed(&removed),
+                Event::Cleared => self.clear(),
+                Event::Skipped { reason, may_remove } => {
+                    self.counts.add(reason);
+                    if may_remove {
+                        self.forget();
+                    }
+                }
+            }
+        }
+    }
+
+    fn stored(&mut self, event: Stored<'_>) {
+        let Some(tier) = event.tier else {
+            self.counts.add(Counted::UnknownMedium);
+            return;
+        };
+        self.counts.add(Counted::Stored);
+        if tier == Tier::Gpu {
+            self.learn(&event);
+        }
+        let place = self.store.place_or_new(tier, event.group);
+        for hash in &event.run.hashes {
+            self.store.add(place, tier, hash);
+        }
+        if tier == Tier::Gpu && self.facts.usable_blocks.is_some_and(|usable| self.store.totals().gpu_copies > usable) {
+            self.reannouncing = true;
+        }
+        let run = event.run;
+        if run.hashes.is_empty() {
+            return;
+        }
+        let group_block_size = self.groups.get(&event.group).map_or(0, |group| group.block_size);
+        if !run.is_dense() || run.block_size != group_block_size {
+            self.counts.add(Counted::Unplaced);
+        } else if tier != Tier::Gpu && run.extra_keys.is_none() {
+            if run.hashes.iter().any(|hash| self.key_of(hash).is_none()) {
+                self.counts.add(Counted::WaitingOffload);
+            }
+        } else {
+            self.place(run);
+        }
+    }
+
+    fn learn(&mut self, event: &Stored<'_>) {
+        let run = &event.run;
+        let group = self.groups.entry(event.group).or_default();
+        group.kind = event.kind.or(group.kind);
+        group.window = event.window.unwrap_or(group.window);
+        if group.block_size == 0 {
+            group.block_size = run.block_size;
+        }
+        if !run.is_dense() {
+            group.sparse |= run.block_size > 0;
+        } else if !run.hashes.is_empty() && run.extra_keys.is_none() {
+            self.hides_keys = true;
+        }
+    }
+
+    fn removed(&mut self, event: &Removed<'_>) {
+        let Some(tier) = event.tier else {
+            self.counts.add(Counted::UnknownMedium);
+            return;
+        };
+        self.counts.add(Counted::Removed);
+        let places = match event.group {
+            Some(group) => self.store.place(tier, group).into_iter().collect(),
+            None => self.store.places_of(tier),
+        };
+        for (at, hash) in event.hashes.iter().enumerate() {
+            let left = event.remaining.as_ref().map(|counts| counts[at]);
+            let mut known = false;
+            for place in &places {
+                known |= self.store.remove(*place, tier, hash, left, self.reannouncing);
+            }
+            if !known {
+                self.counts.add(Counted::RemovedUnknown);
+            }
+        }
+    }
+
+    // -- placement
+
+    fn key_of(&self, hash: &EngineHash<'_>) -> Option<BlockKey> {
+        self.store.find(hash).and_then(|slot| self.store.key(slot))
+    }
+
+    /// Give the run's hashes their keys, and then those whose parked stores waited for them.
+    fn place(&mut self, run: Run<'_>) {
+        let mut waiting = vec![run];
+        while let Some(run) = waiting.pop() {
+            if !self.place_one(&run) {
+                self.counts.add(Counted::Parked);
+                for _ in 0..self.parked.park(run.to_owned_run()) {
+                    self.counts.add(Counted::ParkedDropped);
+                }
+            }
+            if self.parked.is_empty() {
+                continue;
+            }
+            for hash in &run.hashes {
+                if self.parked.waits_for(hash) && self.key_of(hash).is_some() {
+                    waiting.extend(self.parked.take_under(hash));
+                }
+            }
+        }
+    }
+
+    /// False when a hash could not be placed, for want of its parent's key.
+    fn place_one(&mut self, run: &Run<'_>) -> bool {
+        let mut parent = match &run.parent {
+            None => Some(BlockKey::root(&self.model, &run.adapter, run.block_size)),
+            Some(hash) => self.key_of(hash),
+        };
+        let mut complete = true;
+        for (at, (hash, tokens)) in run.hashes.iter().zip(run.tokens.chunks_exact(run.block_size as usize)).enumerate()
+        {
+            let slot = self.store.find(hash);
+            let known = slot.and_then(|slot| self.store.key(slot));
+            parent = match (known, parent) {
+                (Some(key), _) => Some(key),
+                (None, None) => {
+                    complete = false;
+                    None
+                }
+                (None, Some(parent)) => {
+                    let extra = run.extra_keys.as_ref().map_or(&[][..], |blocks| &blocks[at]);
+                    let key = parent.child(tokens, extra);
+                    if let Some(slot) = slot {
+                        self.store.set_key(slot, key);
+                    }
+                    Some(key)
+                }
+            };
+        }
+        complete
+    }
+
+    // -- lookups
+
+    /// How hits are counted here; `None` when no rule is proven for what the events show.
+    fn rules(&self) -> Option<Vec<Rule>> {
+        let full = || self.groups.values().filter(|group| group.kind() == Kind::Full).map(|group| group.block_size);
+        let largest = self.groups.values().map(|group| group.block_size).max().unwrap_or(0);
+        let size = full().max().filter(|size| *size > 0).unwrap_or(largest);
+        let mut rules = Vec::with_capacity(self.groups.len());
+        for (number, group) in &self.groups {
+            let kind = group.kind();
+            if kind == Kind::Unproven || group.block_size > size || (kind == Kind::Window && group.window <= 0) {
+                return None;
+            }
+            if group.kind.is_none() && (self.groups.len() > 1 || group.sparse) {
+                return None;
+            }
+            if kind == Kind::Chunked && self.facts.attention_chunk_size.is_none() {
+                return None;
+            }
+            rules.push(Rule { group: *number, kind, window: group.window.try_into().unwrap_or(0) });
+        }
+        let has = |kinds: &[Kind]| rules.iter().any(|rule| kinds.contains(&rule.kind));
+        let full_sizes_differ = full().min() != full().max();
+        let partly_stored = has(&[Kind::Window, Kind::State]);
+        if full_sizes_differ || (partly_stored && (has(&[Kind::Chunked]) || self.reannouncing)) {
+            return None;
+        }
+        Some(rules)
+    }
+
+    /// The block size of the groups that place blocks; 0 before the first store.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        let sizes = |kind: Option<Kind>| {
+            let of_kind = move |group: &&Group| kind.is_none_or(|kind| group.kind() == kind);
+            self.groups.values().filter(of_kind).map(|group| group.block_size).max()
+        };
+        sizes(Some(Kind::Full)).or_else(|| sizes(None)).unwrap_or(0)
+    }
+
+    fn trust(&self, rules: Option<&Vec<Rule>>) -> Trust {
+        if rules.is_none() || (self.hides_keys && self.hidden_request) {
+            Trust::None
+        } else if self.lost {
+            Trust::Partial
+        } else {
+            Trust::Exact
+        }
+    }
+
+    /// What the worker can do for a prompt of `tokens` tokens; `chain` gives its keys at this worker's block size.
+    pub fn lookup(&self, chain: Option<&mut KeyChain<'_>>, tokens: usize) -> Match {
+        let rules = self.rules();
+        let trust = self.trust(rules.as_ref());
+        let mut found = Match { credit: 0, expected: 0, by_tier: [0; 3], trust };
+        let (Some(chain), Some(rules)) = (chain, rules) else {
+            return found;
+        };
+        if rules.is_empty() {
+            return found;
+        }
+        if trust != Trust::None {
+            found.by_tier = self.hit(&rules, chain, tokens, false);
+            found.credit = found.by_tier.iter().sum();
+        }
+        if trust == Trust::None || self.store.totals().doubtful > 0 {
+            let likely: u64 = self.hit(&rules, chain, tokens, true).iter().sum();
+            found.expected = likely.saturating_sub(found.credit);
+        }
+        found
+    }
+
+    /// Tokens of the hit, per tier.
+    fn hit(&self, rules: &[Rule], chain: &mut KeyChain<'_>, tokens: usize, even_doubtful: bool) -> [u64; 3] {
+        let places = Tier::ALL.map(|tier| {
+            let of_rule = |rule: &Rule| self.store.place(tier, rule.group);
+            rules.iter().map(of_rule).collect::<Vec<Option<Place>>>()
+        });
+        let mut walk = self.store.walk();
+        let mut held = |tier: usize, rule: usize, block: u64| {
+            let key = chain.key(block as usize);
+            places[tier][rule].is_some_and(|place| walk.held(place, key, even_doubtful))
+        };
+        let size = u64::from(self.block_size());
+        let question = Question {
+            tokens: tokens as u64,
+            block_size: size,
+            chunk: self.facts.attention_chunk_size.unwrap_or(1),
+            eagle: self.facts.eagle,
+        };
+        let mut run = hit_blocks(rules, question, |rule, block| held(0, rule, block));
+        if let Some(alignment) = self.facts.hit_alignment {
+            run = run * size / alignment * alignment / size;
+        }
+        let mut blocks = [run, 0, 0];
+        if rules.iter().all(|rule| rule.kind == Kind::Full) {
+            while run < question.limit() {
+                let Some(tier) = (1..3).find(|&tier| (0..rules.len()).all(|rule| held(tier, rule, run))) else {
+                    break;
+                };
+                blocks[tier] += 1;
+                run += 1;
+            }
+        }
+        blocks.map(|blocks| blocks * size)
+    }
+
+    /// The worker's state.
+    #[must_use]
+    pub fn describe(&self) -> Description {
+        let totals = self.store.totals();
+        Description {
+            model: self.model.clone(),
+            trust: self.trust(self.rules().as_ref()),
+            block_size: self.block_size(),
+            blocks: self.store.blocks() as u64,
+            copies: totals.copies,
+            doubtful: totals.doubtful,
+            placed: totals.placed,
+            parked: self.parked.len() as u64,
+            reannouncing: self.reannouncing,
+            counts: self.counts.clone(),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+"""The native prefix index of kvsync. The face is that of ``kvsync.index.match.Index``, where every rule is stated."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol, final
+
+from typing_extensions import Buffer
+
+class _Batch(Protocol):
+    """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
+
+    @property
+    def events(self) -> Sequence[object]: ...
+    @property
+    def data_parallel_rank(self) -> int | None: ...
+
+@final
+class Match:
+    """What one worker can do for one prompt. Equal to any object with equal attributes. All figures are tokens."""
+
+    @property
+    def credit(self) -> int:
+        """The worker can serve the first ``credit`` tokens from its cache. Always 0 under trust ``none``."""
+
+    @property
+    def expected(self) -> int:
+        """Tokens beyond ``credit`` that it may well have: a hint, never credit."""
+
+    @property
+    def by_tier(self) -> Mapping[Literal["gpu", "cpu", "storage"], int]:
+        """How ``credit`` divides over the tiers; tiers without tokens are absent."""
+
+    @property
+    def trust(self) -> Literal["exact", "partial", "none"]: ...
+
+@final
+class PrefixIndex:
+    """The global prefix index.
+
+    Any number of threads may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at
+    all. What is asked of a worker that is not registered is ignored.
+    """
+
+    def __init__(self) -> None: ...
+    def add_worker(
+        self,
+        worker: str,
+        model: str,
+        *,
+        usable_blocks: int | None = None,
+        attention_chunk_size: int | None = None,
+        spec_decode: str | None = None,
+        hit_alignment: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Register a worker, empty and trusted ``exact``; a known one becomes new.
+
+        Raises:
+            ValueError: a fact that can't be: not positive, or an unknown ``spec_decode``.
+        """
+
+    def remove_worker(self, worker: str) -> None: ...
+    def apply(self, worker: str, payload: Buffer | _Batch) -> None:
+        """Apply one batch, without the GIL. Never raises because of what a payload of bytes holds."""
+
+    def apply_many(self, batches: Iterable[tuple[str, Buffer | _Batch]]) -> None:
+        """Apply batches in order, all of them without the GIL.
+
+        Raises:
+            TypeError, ValueError, OverflowError: an item is no (worker, payload), or an event object holds what no
+                wire can carry; the items before it are applied.
+        """
+
+    def forget(self, worker: str) -> None:
+        """A loss beyond repair: drop all that is known and go on as ``partial``."""
+
+    def new_epoch(self, worker: str) -> None:
+        """Another process answers for this worker: drop all that is known, begin again as ``exact``."""
+
+    def mark_reannouncing(self, worker: str) -> None:
+        """A request with ``kv_cache_report_mode=full`` goes to this worker."""
+
+    def mark_hidden_keys(self, worker: str) -> None:
+        """A request with a salt or an image goes to this worker: if its dialect hides those, trust is ``none``."""
+
+    def match(
+        self,
+        tokens: Buffer | Sequence[int],
+        model: str,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[object] | None] | None = None,
+    ) -> dict[str, Match]:
+        """What each worker of ``model`` can do for this prompt.
+
+        Raises:
+            TypeError: not ints, or a buffer of another item type than uint32 (format 'I') or bytes.
+            ValueError: bytes whose length is no multiple of 4, or a buffer that is not contiguous.
+            OverflowError: a token below 0 or above 2**32 − 1.
+        """
+
+    def stats(self) -> dict[str, object]:
+        """State per worker, and what was counted since it was added."""

@@ -1,0 +1,107 @@
+//! What the index says, as Python objects.
+
+use kvsync_index::Description;
+use kvsync_index::event::Tier;
+use pyo3::IntoPyObjectExt;
+use pyo3::basic::CompareOp;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyNotImplemented};
+
+/// What one worker can do for one prompt; equal to any object with equal attributes.
+#[pyclass(frozen, module = "kvsync_core")]
+pub(crate) struct Match(pub(crate) kvsync_index::Match);
+
+#[pymethods]
+impl Match {
+    #[getter]
+    fn credit(&self) -> u64 {
+        self.0.credit
+    }
+
+    #[getter]
+    fn expected(&self) -> u64 {
+        self.0.expected
+    }
+
+    /// Tiers without tokens are absent.
+    #[getter]
+    fn by_tier<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let by_tier = PyDict::new(py);
+        for (tier, tokens) in Tier::ALL.iter().zip(self.0.by_tier) {
+            if tokens > 0 {
+                by_tier.set_item(tier.word(), tokens)?;
+            }
+        }
+        Ok(by_tier)
+    }
+
+    #[getter]
+    fn trust(&self) -> &'static str {
+        self.0.trust.word()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let Self(found) = self;
+        let by_tier = self.by_tier(py)?.repr()?;
+        Ok(format!(
+            "Match(credit={}, expected={}, by_tier={by_tier}, trust='{}')",
+            found.credit,
+            found.expected,
+            found.trust.word()
+        ))
+    }
+
+    fn __richcmp__<'py>(&self, other: &Bound<'py, PyAny>, op: CompareOp) -> PyResult<Bound<'py, PyAny>> {
+        let py = other.py();
+        let not_implemented = || Ok(PyNotImplemented::get(py).to_owned().into_any());
+        let equal = match (op, self.equals(other)?) {
+            (CompareOp::Eq, Some(equal)) => equal,
+            (CompareOp::Ne, Some(equal)) => !equal,
+            _ => return not_implemented(),
+        };
+        equal.into_bound_py_any(py)
+    }
+}
+
+impl Match {
+    /// `None` when the other has not the attributes of a match.
+    fn equals(&self, other: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+        let py = other.py();
+        let ours = (self.credit(), self.expected(), self.by_tier(py)?, self.trust()).into_bound_py_any(py)?;
+        let mut theirs = Vec::with_capacity(4);
+        for name in ["credit", "expected", "by_tier", "trust"] {
+            match other.getattr_opt(name)? {
+                Some(value) => theirs.push(value),
+                None => return Ok(None),
+            }
+        }
+        ours.eq(pyo3::types::PyTuple::new(py, theirs)?).map(Some)
+    }
+}
+
+/// State per worker, and what was counted since it was added.
+pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>) -> PyResult<Bound<'py, PyDict>> {
+    let workers = PyDict::new(py);
+    for (name, worker) in described {
+        let state = PyDict::new(py);
+        state.set_item("model", worker.model)?;
+        state.set_item("trust", worker.trust.word())?;
+        state.set_item("block_size", worker.block_size)?;
+        state.set_item("blocks", worker.blocks)?;
+        state.set_item("copies", worker.copies)?;
+        state.set_item("doubtful", worker.doubtful)?;
+        state.set_item("placed", worker.placed)?;
+        state.set_item("parked", worker.parked)?;
+        state.set_item("reannouncing", worker.reannouncing)?;
+        let counts = PyDict::new(py);
+        for (word, count) in worker.counts.iter() {
+            counts.set_item(word, count)?;
+        }
+        state.set_item("counts", counts)?;
+        workers.set_item(name, state)?;
+    }
+    let stats = PyDict::new(py);
+    stats.set_item("implementation", "core")?;
+    stats.set_item("workers", workers)?;
+    Ok(stats)
+}

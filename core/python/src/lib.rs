@@ -1,0 +1,164 @@
+//! `kvsync_core`: the native index for Python. It converts; every rule is in `kvsync-index`.
+//!
+//! * The face is that of `kvsync.index.match.Index`: same arguments, same exceptions, same answers.
+//! * Applying runs without the GIL, all batches of a call at once. A lookup keeps the GIL where that is short, because a
+//!   short call that lets go of it may wait milliseconds to get it back.
+//! * Event objects and extra keys are read by attribute: the package can be imported without `kvsync`.
+
+mod answer;
+mod payload;
+mod prompt;
+
+use kvsync_index::{Facts, Index, Prompt};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use answer::Match;
+use payload::Work;
+
+/// Tokens × workers from which a lookup lets go of the GIL: about 100 µs of work where every worker holds everything.
+const LONG_LOOKUP: usize = 1 << 18;
+
+/// The global prefix index; see `kvsync_core.pyi`.
+#[pyclass(frozen, module = "kvsync_core")]
+struct PrefixIndex {
+    index: Index,
+}
+
+#[pymethods]
+impl PrefixIndex {
+    #[new]
+    fn new() -> Self {
+        Self { index: Index::new() }
+    }
+
+    #[pyo3(signature = (worker, model, *, usable_blocks=None, attention_chunk_size=None, spec_decode=None,
+                        hit_alignment=None, rank=None))]
+    #[expect(clippy::too_many_arguments, reason = "the face is given")]
+    fn add_worker(
+        &self,
+        py: Python<'_>,
+        worker: &str,
+        model: &str,
+        usable_blocks: Option<Bound<'_, PyAny>>,
+        attention_chunk_size: Option<Bound<'_, PyAny>>,
+        spec_decode: Option<&str>,
+        hit_alignment: Option<Bound<'_, PyAny>>,
+        rank: Option<i128>,
+    ) -> PyResult<()> {
+        let usable_blocks = positive("usable_blocks", usable_blocks)?;
+        let attention_chunk_size = positive("attention_chunk_size", attention_chunk_size)?;
+        let hit_alignment = positive("hit_alignment", hit_alignment)?;
+        let eagle = match spec_decode {
+            None => false,
+            Some("eagle") => true,
+            Some(other) => {
+                return Err(PyValueError::new_err(format!(
+                    "spec_decode must be None or 'eagle' (for EAGLE and MTP), not {other:?}"
+                )));
+            }
+        };
+        let facts = Facts { usable_blocks, attention_chunk_size, eagle, hit_alignment, rank };
+        py.detach(|| self.index.add_worker(worker, model, facts));
+        Ok(())
+    }
+
+    fn remove_worker(&self, py: Python<'_>, worker: &str) {
+        py.detach(|| self.index.remove_worker(worker));
+    }
+
+    fn apply(&self, py: Python<'_>, worker: &str, payload: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut work = Work::default();
+        work.add(&self.index, worker, payload)?;
+        py.detach(|| work.apply());
+        Ok(())
+    }
+
+    /// What precedes a batch that can't be taken is applied before the error is raised.
+    fn apply_many(&self, py: Python<'_>, batches: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut work = Work::default();
+        let taken = work.add_all(&self.index, batches);
+        py.detach(|| work.apply());
+        taken
+    }
+
+    fn forget(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::forget);
+    }
+
+    fn new_epoch(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::new_epoch);
+    }
+
+    fn mark_reannouncing(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::mark_reannouncing);
+    }
+
+    fn mark_hidden_keys(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::mark_hidden_keys);
+    }
+
+    #[pyo3(name = "match", signature = (tokens, model, *, adapter=None, cache_salt=None, block_keys=None))]
+    fn lookup<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        model: &str,
+        adapter: Option<&str>,
+        cache_salt: Option<&str>,
+        block_keys: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let tokens = prompt::tokens(tokens)?;
+        let extra = prompt::extra_keys(block_keys, cache_salt)?;
+        let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra };
+        let found = if tokens.len().saturating_mul(self.index.workers_of(model).len()) < LONG_LOOKUP {
+            self.index.lookup(&prompt)
+        } else {
+            py.detach(|| self.index.lookup(&prompt))
+        };
+        let answer = PyDict::new(py);
+        for (worker, found) in found {
+            answer.set_item(worker.name(), Match(found))?;
+        }
+        Ok(answer)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        answer::stats(py, py.detach(|| self.index.describe()))
+    }
+}
+
+impl PrefixIndex {
+    fn change(&self, py: Python<'_>, worker: &str, change: impl FnOnce(&mut kvsync_index::Worker) + Send) {
+        py.detach(|| {
+            if let Some(worker) = self.index.worker(worker) {
+                worker.change(change);
+            }
+        });
+    }
+}
+
+/// A fact that is at least 1; more than 64 bits hold is as good as no limit.
+fn positive(name: &str, value: Option<Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    if value.lt(1)? {
+        return Err(PyValueError::new_err(format!("{name} must be at least 1, not {value}")));
+    }
+    match value.extract::<u64>() {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Ok(Some(u64::MAX)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The module.
+#[pymodule]
+mod kvsync_core {
+    #[pymodule_export]
+    use super::PrefixIndex;
+    #[pymodule_export]
+    use super::answer::Match;
+}
