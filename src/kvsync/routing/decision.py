@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvsync.discovery.model import Engine
@@ -60,7 +60,7 @@ class Decision:
     adapter: str | None
     policy: str
     chosen: Candidate
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     scores: Mapping[str, float]
     """Per worker, the figure that the policy compared (``kv-aware``: estimated work in prefill tokens)."""
     why: str
@@ -70,6 +70,7 @@ class Decision:
     mode: str
     """What knowledge served: ``exact``, ``partial``, ``none`` (the chosen worker's trust) or ``load-only``."""
     tokenized: TokenizedRequest
+    """Without its prompts: records are kept, and neither their size nor what people wrote belongs in them."""
     time: float
     """Seconds since the epoch."""
     extra: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,241 @@
+"""Every metric of the gateway: its name, its labels and its meaning.
+
+Our own stand here (prefix ``kvsync_``); AIBrix's stand in :mod:`kvsync.telemetry.aibrix`, for dashboards that exist,
+and are fed from here too. Label values come from discovery, settings and code, never from a client: a request for a
+model that nobody serves makes no series. Series go with the worker that they are about.
+
+Other rooms count in plain attributes where that is cheaper; :meth:`Metrics.at_scrape` puts those in when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvsync.telemetry.aibrix import Gateway, PrefixCache, Zmq, ZmqFigures
+from kvsync.telemetry.families import Families
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+# Without this every counter and histogram has a second series that says when it was made.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_SHORT: Final = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
+_LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+TRUSTS: Final = ("exact", "partial", "none")
+STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
+KV_SYNC_STATES: Final = ("off", "waiting", "on")
+
+
+class Metrics:
+    """All metrics. Methods say what happened; where it is counted is decided here.
+
+    Args:
+        registry: where they are registered; one of their own by default.
+        prefix_cache: ``telemetry.prefix_cache_metrics``.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, prefix_cache: bool = False) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._scraped: list[Callable[[], None]] = []
+        self._families = families = Families(self.registry)
+        self._add_requests(families)
+        self._add_routing(families)
+        self._add_knowledge(families)
+        self._gateway = Gateway(families)
+        self._zmq = Zmq(families)
+        self._prefix_cache = PrefixCache(families) if prefix_cache else None
+
+    def _add_requests(self, families: Families) -> None:
+        counter, histogram = families.counter, families.histogram
+        self._requests = counter(
+            "kvsync_requests", "Whole answers; reason: engine, or the gateway's own.", "path", "status", "reason"
+        )
+        self._cut = counter("kvsync_requests_cut", "Requests without a whole answer.", "path", "outcome")
+        self._seconds = histogram(
+            "kvsync_request_seconds", "From a request's arrival to its answer's end.", "path", buckets=_LONG
+        )
+        self._first_byte = histogram(
+            "kvsync_first_byte_seconds", "From a request's last byte to its answer's first.", "path", buckets=_LONG
+        )
+        self._retries = counter("kvsync_retries", "Requests sent again.", "reason")
+        self._connections = counter("kvsync_client_connections", "Client connections, by event.", "event")
+        self._model_requests = counter("kvsync_model_requests", "Answers of engines.", "model", "status")
+
+    def _add_routing(self, families: Families) -> None:
+        counter, gauge, histogram = families.counter, families.gauge, families.histogram
+        self._decisions = counter(
+            "kvsync_decisions", "Workers chosen, by the knowledge that served.", "model", "policy", "mode"
+        )
+        self._routing = histogram("kvsync_routing_seconds", "Time to choose a worker.", buckets=_SHORT)()
+        self._refused = counter("kvsync_routing_refused", "Requests that could not be routed.", "reason")
+        self._index_failures = counter("kvsync_routing_index_failures", "Lookups that failed: routed by load.")()
+        self._prompt_tokens = counter("kvsync_prompt_tokens", "Prompt tokens routed.", "model")
+        self._credited_tokens = counter(
+            "kvsync_credited_tokens", "Prompt tokens that the chosen worker was credited with.", "model"
+        )
+        self._tries = counter("kvsync_worker_tries", "Tries at a worker, by how they ended.", "worker", "outcome")
+        self._running = gauge("kvsync_worker_running", "Requests sent to the worker and not ended.", "worker")
+        self._queued = gauge(
+            "kvsync_worker_queued_prefill_tokens", "Uncached prompt tokens before their first byte.", "worker"
+        )
+
+    def _add_knowledge(self, families: Families) -> None:
+        counter, gauge, totals = families.counter, families.gauge, families.totals
+        self._tokenized = counter("kvsync_tokenized", "Where requests' tokens came from.", "source", "reason")
+        self._tokenizing = families.histogram(
+            "kvsync_tokenizing_seconds", "Time to a request's tokens.", "source", buckets=_SHORT
+        )
+        self._kv_sync = gauge("kvsync_kv_sync", "1 for the state that KV sync is in.", "state")
+        self._trust = gauge("kvsync_worker_trust", "1 for how far the index can be trusted.", "worker", "trust")
+        self._blocks = gauge("kvsync_worker_blocks", "Blocks that the index knows on the worker.", "worker")
+        self._index_counts = totals(
+            "kvsync_index_events", "What the index did not simply apply, by reason.", "worker", "reason"
+        )
+        self._stream = gauge("kvsync_stream_state", "1 for the state of the worker's stream.", "worker", "state")
+        self._stream_counts = totals("kvsync_stream_events", "What happened on the stream.", "worker", "event")
+        self._audit = counter(
+            "kvsync_audit_answers", "Answers beside their credit: right, over, under, or why not.", "worker", "verdict"
+        )
+        self._predicted = counter("kvsync_audit_predicted_tokens", "Credit of audited answers.", "worker")
+        self._actual = counter("kvsync_audit_actual_tokens", "Cached tokens reported by audited answers.", "worker")
+        self._reloads = counter("kvsync_config_reloads", "Changed files, by what came of it.", "result")
+
+    def at_scrape(self, callback: Callable[[], None]) -> None:
+        """Have it called before every :meth:`render`, to put in what other rooms count themselves."""
+        self._scraped.append(callback)
+
+    def render(self) -> bytes:
+        """The text of ``GET /metrics`` (:data:`CONTENT_TYPE`)."""
+        for callback in self._scraped:
+            callback()
+        return generate_latest(self.registry)
+
+    def drop_worker(self, worker: str) -> None:
+        """The worker is gone, and so are its series."""
+        self._families.drop("worker", worker)
+        self._families.drop("pod_key", worker)
+
+    # -- requests: kvsync.gateway.ports.Telemetry --------------------------------------------------------------------
+
+    def answered(self, path: str, status: int, seconds: float, reason: str) -> None:
+        self._requests(path, str(status), reason).inc()
+        self._seconds(path).observe(seconds)
+        self._gateway.requests.inc()
+        self._gateway.seconds.observe(seconds)
+
+    def cut(self, path: str, outcome: str) -> None:
+        self._cut(path, outcome).inc()
+        self._gateway.requests.inc()
+
+    def first_byte(self, path: str, seconds: float) -> None:
+        self._first_byte(path).observe(seconds)
+
+    def retried(self, reason: str) -> None:
+        self._retries(reason).inc()
+
+    def connection(self, event: str) -> None:
+        self._connections(event).inc()
+
+    def model_answered(self, model: str, status: int) -> None:
+        """An engine's whole answer for a model."""
+        self._model_requests(model, str(status)).inc()
+        (self._gateway.successes if status < 400 else self._gateway.failures)(model).inc()
+
+    # -- routing -----------------------------------------------------------------------------------------------------
+
+    def decided(self, model: str, policy: str, mode: str, seconds: float, prompt_tokens: int, credit: int) -> None:
+        """A worker was chosen, credited with so many of the prompt's tokens."""
+        self._decisions(model, policy, mode).inc()
+        self._routing.observe(seconds)
+        if prompt_tokens:
+            self._prompt_tokens(model).inc(prompt_tokens)
+            self._credited_tokens(model).inc(credit)
+        if self._prefix_cache is not None:
+            self._prefix_cache.decided(model, mode, seconds, prompt_tokens, credit)
+
+    def selected(self, model: str, selection: str, mode: str, imbalanced: bool) -> None:
+        """``prefix-cache`` went this way."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.selected(model, selection, mode, imbalanced)
+
+    def refused(self, reason: str) -> None:
+        """A request could not be routed."""
+        self._refused(reason).inc()
+
+    def index_failed(self, model: str) -> None:
+        """A lookup raised; the request goes by load."""
+        self._index_failures.inc()
+        if self._prefix_cache is not None:
+            self._prefix_cache.failed(model, "sync_indexer_unavailable")
+
+    def tried(self, worker: str, outcome: str) -> None:
+        """A try at a worker ended."""
+        self._tries(worker, outcome).inc()
+
+    def load(self, worker: str, running: int, queued_prefill_tokens: int) -> None:
+        self._running(worker).set(running)
+        self._queued(worker).set(queued_prefill_tokens)
+
+    def in_flight(self, requests: int) -> None:
+        self._gateway.in_flight.set(requests)
+
+    # -- what is known, and how well ---------------------------------------------------------------------------------
+
+    def tokenized(self, model: str, source: str, reason: str | None, seconds: float) -> None:
+        """A request's tokens came from a source, or are unknown for a reason."""
+        self._tokenized(source, reason or "").inc()
+        self._tokenizing(source).observe(seconds)
+        if source == "remote":
+            self._gateway.tokenizer_requests(model).inc()
+            self._gateway.tokenizer_seconds(model).observe(seconds)
+
+    def tokenizers(self, active: int, taken_out: int) -> None:
+        """Endpoints in use, and how often one was taken out of use since the start."""
+        self._gateway.tokenizers.set(active)
+        self._gateway.unhealthy.put(taken_out)
+
+    def kv_sync(self, state: str) -> None:
+        """One of :data:`KV_SYNC_STATES`."""
+        for known in KV_SYNC_STATES:
+            self._kv_sync(known).set(known == state)
+        if self._prefix_cache is not None:
+            self._prefix_cache.indexer(state == "on")
+
+    def indexed(self, worker: str, trust: str, blocks: int, counts: Mapping[str, int]) -> None:
+        """What the index says of a worker; totals by reason."""
+        for known in TRUSTS:
+            self._trust(worker, known).set(known == trust)
+        self._blocks(worker).set(blocks)
+        for reason, total in counts.items():
+            self._index_counts.put(total, worker, reason)
+
+    def streamed(self, worker: str, state: str, figures: ZmqFigures, counts: Mapping[str, int]) -> None:
+        """What a worker's stream says of itself; ``state`` is one of :data:`STREAM_STATES`."""
+        for known in STREAM_STATES:
+            self._stream(worker, known).set(known == state)
+        for event, total in counts.items():
+            self._stream_counts.put(total, worker, event)
+        self._zmq.put(worker, figures)
+
+    def applied(self, worker: str, seconds: float) -> None:
+        """A drain's batches of one worker entered the index."""
+        self._zmq.applied(worker, seconds)
+
+    def audited(self, worker: str, verdict: str, predicted: int = 0, actual: int = 0) -> None:
+        """An answer was held against its credit: ``right``, ``over``, ``under``, or the reason why it can't be."""
+        self._audit(worker, verdict).inc()
+        if verdict in ("right", "over", "under"):
+            self._predicted(worker).inc(predicted)
+            self._actual(worker).inc(actual)
+
+    def reloaded(self, result: str) -> None:
+        """A changed file was ``applied``, ``unchanged`` in its fleet, or ``broken``."""
+        self._reloads(result).inc()
+
+
+__all__ = ["CONTENT_TYPE", "KV_SYNC_STATES", "STREAM_STATES", "TRUSTS", "Metrics"]

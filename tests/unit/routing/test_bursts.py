@@ -1,0 +1,168 @@
+"""What happened to others when many requests came at once, replayed in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvsync.discovery.model import Change
+from tests.unit.routing.simulation import Simulation
+from tests.unit.routing.world import UNKNOWN, World, engine, tokenized
+
+PREFIX = [7 * i % 1000 for i in range(2000)]
+
+
+def suffixes(length: int = 32) -> Iterator[list[int]]:
+    fresh = count(1_000_000)
+    while True:
+        yield [next(fresh) for _ in range(length)]
+
+
+def fleet(size: int, seed: int = 1, **settings: Any) -> World:
+    return World(*[engine(f"e{i}") for i in range(size)], seed=seed, **settings)
+
+
+@pytest.mark.parametrize(("policy", "most"), [("kv-aware", 2), ("prefix-cache", 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_siblings_of_a_burst_do_not_scatter(policy: str, most: int, seed: int) -> None:
+    """16 requests with one prefix within 5 ms, long before any store event, on 8 cold engines."""
+    world = fleet(8, seed, policy=policy)
+    simulation, more = Simulation(world), suffixes()
+    for i in range(16):
+        simulation.request(1000 + i * 0.0003, tokenized(PREFIX + next(more)))
+    simulation.run()
+    assert len(simulation.chosen) <= most
+    assert simulation.hits / simulation.asked > 0.7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_siblings_do_not_pile_up_either(seed: int) -> None:
+    """The same with suffixes as long as the prefix: now a second prefill of the prefix is the smaller evil."""
+    world = fleet(4, seed)
+    simulation, more = Simulation(world), suffixes(2000)
+    for i in range(16):
+        simulation.request(1000 + i * 0.0003, tokenized(PREFIX + next(more)))
+    simulation.run()
+    assert len(simulation.chosen) == 4
+    assert max(simulation.chosen.values()) <= 6
+
+
+def test_a_burst_of_different_prompts_spreads_evenly() -> None:
+    world = fleet(4)
+    simulation, more = Simulation(world), suffixes(1000)
+    for i in range(16):
+        simulation.request(1000 + i * 0.0003, tokenized(next(more)))
+    simulation.run()
+    assert sorted(simulation.chosen.values()) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("policy", ["kv-aware", "prefix-cache", "least-request", "power-of-two", "round-robin"])
+def test_a_burst_of_unknown_prompts_does_not_pile_up(policy: str) -> None:
+    """The load counts from the choice on, not from the first answer."""
+    world = fleet(4, policy=policy)
+    held = [world.ask(UNKNOWN) for _ in range(40)]
+    running = [load.running for load in world.loads.snapshot().values()]
+    assert sum(running) == 40
+    assert max(running) - min(running) <= (6 if policy == "power-of-two" else 1)
+    for _, ticket in held:
+        ticket.end("ok")
+    assert all(load.running == 0 for load in world.loads.snapshot().values())
+
+
+def test_a_guess_that_is_never_confirmed_ends_by_itself() -> None:
+    world = fleet(8, expected_lifetime=2.0)
+    first, _ = world.ask(tokenized(PREFIX))
+    assert world.ask(tokenized([*PREFIX, 1]))[0].chosen.worker == first.chosen.worker
+    world.clock.now += 2.0
+    later, _ = world.ask(tokenized([*PREFIX, 2]))
+    assert all(candidate.expected == 0 for candidate in later.candidates)
+    assert later.chosen.worker != first.chosen.worker
+
+
+@pytest.mark.parametrize("policy", ["kv-aware", "prefix-cache"])
+def test_a_hot_prefix_spills_before_its_owner_drowns(policy: str) -> None:
+    """90 % of the traffic shares one prefix that one of 4 engines holds; that engine alone could serve half of it."""
+    world = fleet(4, policy=policy)
+    simulation, more, rng = Simulation(world, decode=2.0), suffixes(200), Random(5)
+    simulation.warm("e0", tokenized(PREFIX))
+    for i in range(700):
+        prompt = PREFIX + next(more) if rng.random() < 0.9 else next(more) * 5
+        simulation.request(1000 + i * 0.01, tokenized(prompt))
+    simulation.run()
+    waits = sorted(wait for each in simulation.waits.values() for wait in each)
+    assert len(waits) == 700
+    assert len(simulation.chosen) == 4
+    assert waits[int(len(waits) * 0.99)] < 2.0
+    assert simulation.hits / simulation.asked > 0.7
+
+
+@pytest.mark.parametrize("policy", ["kv-aware", "prefix-cache"])
+def test_new_engines_get_their_share_under_sticky_load(policy: str) -> None:
+    """From 2 engines to 4 while all sessions stick to the old two: within 10 s each new one serves a fair part."""
+    world = fleet(2, policy=policy)
+    simulation, rng = Simulation(world, prefill=4000, decode=2.0), Random(3)
+    sessions = [[1000 * s + i for i in range(600)] for s in range(40)]
+    late: dict[str, int] = {}
+
+    def grow() -> None:
+        for name in ("n0", "n1"):
+            world.router.apply(Change("added", engine(name)))
+
+    simulation.at(1010.0, grow)
+    simulation.at(1020.0, lambda: simulation.chosen.clear())
+    for i in range(1000):
+        session = rng.choice(sessions)
+        session.extend(rng.randrange(10**6) for _ in range(60))
+        simulation.request(1000 + i * 0.025, tokenized(session[:3000]))
+    simulation.run()
+    late = dict(simulation.chosen)
+    total = sum(late.values())
+    assert late.get("n0", 0) > total / 12
+    assert late.get("n1", 0) > total / 12
+
+
+def test_an_engine_that_refuses_is_not_picked_again_and_again() -> None:
+    """The best prefix is on an engine that is down: the first try finds out, the others go round it."""
+    world = fleet(3)
+    simulation = Simulation(world)
+    simulation.warm("e1", tokenized(PREFIX))
+    decision, ticket = world.ask(tokenized([*PREFIX, 1]))
+    assert decision.chosen.worker == "e1"
+    ticket.end("connect_refused")
+    workers = set()
+    for i in range(20):
+        decision, ticket = world.ask(tokenized([*PREFIX, 2 + i]))
+        workers.add(decision.chosen.worker)
+        assert decision.extra["resting"] == ["e1"]
+        ticket.end("engine_error")
+    assert "e1" not in workers
+    world.clock.now += 1.0
+    decision, ticket = world.ask(tokenized([*PREFIX, 99]))
+    assert decision.chosen.worker == "e1"
+    ticket.end("connect_refused")
+    world.clock.now += 1.5  # the second rest is twice as long
+    assert world.worker(tokenized([*PREFIX, 100])) != "e1"
+    world.clock.now += 0.5
+    assert world.worker(tokenized([*PREFIX, 101])) == "e1"
+
+
+def test_client_errors_do_not_take_an_engine_out() -> None:
+    world = fleet(2)
+    simulation = Simulation(world)
+    simulation.warm("e1", tokenized(PREFIX))
+    for i in range(100):
+        decision, ticket = world.ask(tokenized([*PREFIX, i]))
+        assert decision.chosen.worker == "e1"
+        ticket.end("engine_error")
+
+
+def test_when_everyone_rests_everyone_is_tried() -> None:
+    world = fleet(2)
+    for worker in ("e0", "e1"):
+        world.ask(exclude=frozenset({"e0", "e1"} - {worker}))[1].end("connect_refused")
+    decision, _ = world.ask()
+    assert {candidate.worker for candidate in decision.candidates} == {"e0", "e1"}
