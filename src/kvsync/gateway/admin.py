@@ -1,0 +1,214 @@
+"""The admin port: health, metrics, and what the gateway knows and decided.
+
+It has a port of its own, which clients of the data port cannot reach by any path. Everything it shows is handed in as
+:class:`AdminPorts`; nothing here changes anything, and no answer holds a prompt's text or tokens.
+
+    GET  /healthz                  200 while the process serves its event loop
+    GET  /readyz                   200 or 503, and which mode serves
+    GET  /metrics                  Prometheus
+    GET  /v1/workers               state, trust, last sequence, blocks of every worker
+    POST /v1/match                 what each worker holds of a prompt
+    GET  /v1/decisions/{id}        why a request went where it went
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from kvsync.config import AdminSettings
+from kvsync.events.types import ExtraKey
+from kvsync.gateway import errors
+from kvsync.gateway.errors import Problem
+from kvsync.gateway.ports import Fleet, JsonObject, Tokenizing
+from kvsync.index.match import Match, Tokens
+from kvsync.telemetry.metrics import CONTENT_TYPE
+from kvsync.tokenize.types import Prompt, TokenizedRequest
+
+MAX_BODY = 32 << 20
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class Matching(Protocol):
+    """The part of the index that answers lookups."""
+
+    def match(
+        self,
+        tokens: Tokens,
+        model: str,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
+    ) -> dict[str, Match]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPorts:
+    """What the admin port shows."""
+
+    metrics: Callable[[], bytes]
+    """The text of ``/metrics``."""
+    ready: Callable[[], tuple[bool, Mapping[str, object]]]
+    """Whether requests can be served, and details (the mode, unmet conditions)."""
+    workers: Callable[[], Sequence[Mapping[str, object]]]
+    decision: Callable[[str], Mapping[str, object] | None]
+    """The decision record of a request id, in its JSON form."""
+    fleet: Fleet
+    tokenizing: Tokenizing
+    index: Matching
+
+
+class MatchQuestion(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of ``POST /v1/match``: one of ``tokens``, ``prompt`` and ``messages``."""
+
+    model: str
+    tokens: list[int] | None = None
+    prompt: str | None = None
+    messages: list[dict[str, object]] | None = None
+    adapter: str | None = None
+    cache_salt: str | None = None
+
+
+_read_question = msgspec.json.Decoder(MatchQuestion).decode
+
+
+class Admin:
+    """The admin server. ``start`` raises OSError when the address is taken."""
+
+    def __init__(self, settings: AdminSettings, ports: AdminPorts) -> None:
+        self._settings = settings
+        self._ports = ports
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_problems])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/workers", self._workers)
+        app.router.add_post("/v1/match", self._match)
+        app.router.add_get("/v1/decisions/{request_id}", self._decision)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on. Raises RuntimeError before :meth:`start`."""
+        if not self._runner.addresses:
+            raise RuntimeError("the admin server does not listen")
+        return int(self._runner.addresses[0][1])
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready, details = self._ports.ready()
+        return _json({"ready": ready, **details}, status=200 if ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._ports.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        return _json({"workers": self._ports.workers()})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        found = self._ports.decision(request.match_info["request_id"])
+        if found is None:
+            raise Problem(404, "no decision is kept for this request id", reason="no_decision")
+        return _json(found)
+
+    async def _match(self, request: web.Request) -> web.Response:
+        try:
+            asked = _read_question(await request.read())
+        except msgspec.DecodeError as error:
+            raise errors.bad_json(str(error)) from None
+        except RecursionError:
+            raise errors.bad_json("nested too deeply") from None
+        model, adapter = self._served(asked)
+        tokenized = await self._tokens(asked, model, adapter)
+        if len(tokenized.prompts) != 1:
+            raise Problem(503, f"the tokens are unknown: {tokenized.reason or 'no tokenizer'}", reason="tokens_unknown")
+        prompt = tokenized.prompts[0]
+        salt = tokenized.cache_salt if asked.cache_salt is None else asked.cache_salt
+        matches = self._ports.index.match(
+            prompt.tokens, model, adapter=adapter, cache_salt=salt, block_keys=prompt.block_keys
+        )
+        return _json(
+            {
+                "model": model,
+                "adapter": adapter,
+                "tokens": prompt.length,
+                "source": tokenized.source,
+                "workers": {
+                    worker: {
+                        "credit": match.credit,
+                        "by_tier": match.by_tier,
+                        "expected": match.expected,
+                        "trust": match.trust,
+                    }
+                    for worker, match in matches.items()
+                },
+            }
+        )
+
+    def _served(self, asked: MatchQuestion) -> tuple[str, str | None]:
+        """Base model and adapter: named apart, or the adapter by its own name as in a request."""
+        found = self._ports.fleet.resolve(asked.adapter or asked.model)
+        if found is None:
+            raise errors.no_such_model(asked.adapter or asked.model, status=404)
+        if asked.adapter is not None and found != (asked.model, asked.adapter):
+            raise Problem(400, "adapter is no adapter of model", reason="bad_adapter", param="adapter")
+        return found
+
+    async def _tokens(self, asked: MatchQuestion, model: str, adapter: str | None) -> TokenizedRequest:
+        given = [asked.tokens, asked.prompt, asked.messages]
+        if sum(value is not None for value in given) != 1:
+            raise Problem(400, "one of tokens, prompt and messages is required", reason="bad_question")
+        if asked.tokens is not None:
+            try:
+                packed = array("I", asked.tokens).tobytes()
+            except OverflowError:
+                raise Problem(400, "token ids are 32 bit", reason="bad_question", param="tokens") from None
+            return TokenizedRequest((Prompt(packed, len(asked.tokens)),), "ids")
+        body: JsonObject = {"model": adapter or model}
+        if asked.prompt is not None:
+            path, body["prompt"] = "/v1/completions", asked.prompt
+        else:
+            path, body["messages"] = "/v1/chat/completions", asked.messages
+        begun = self._ports.tokenizing.begin(path, body, model, adapter)
+        return begun if isinstance(begun, TokenizedRequest) else await begun
+
+
+@web.middleware
+async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error is JSON in the envelope of the data port."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return _refusal(problem)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return _refusal(Problem(error.status, error.reason, reason="http"), allow)
+
+
+def _refusal(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=problem.body(), status=problem.status, headers=headers, content_type="application/json")
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=_encode(value), status=status, content_type="application/json")
+
+
+__all__ = ["Admin", "AdminPorts", "MatchQuestion", "Matching"]

@@ -1,0 +1,207 @@
+"""The admin port: what it shows, and how it answers questions that are none."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvsync.config import AdminSettings
+from kvsync.events.types import ExtraKey, Image
+from kvsync.gateway.admin import Admin, AdminPorts
+from kvsync.gateway.ports import JsonObject
+from kvsync.index.match import Match, Tokens
+from kvsync.telemetry.metrics import Metrics
+from kvsync.tokenize.types import Prompt, TokenizedRequest
+from tests.integration.gateway.harness import Models
+
+
+class Index:
+    def __init__(self) -> None:
+        self.asked: list[tuple[Tokens, str, str | None, str | None, object]] = []
+
+    def match(
+        self,
+        tokens: Tokens,
+        model: str,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
+    ) -> dict[str, Match]:
+        self.asked.append((tokens, model, adapter, cache_salt, block_keys))
+        return {"a": Match(32, 16, {"gpu": 16, "cpu": 16}, "partial"), "b": Match(0, trust="none")}
+
+
+class Words:
+    """One token per character; prompts that are none stay unknown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, JsonObject, str, str | None]] = []
+
+    async def begin(self, path: str, body: JsonObject, model: str, adapter: str | None) -> TokenizedRequest:
+        self.seen.append((path, body, model, adapter))
+        if "messages" in body:
+            keys = ((Image("i"),),)
+            return TokenizedRequest((Prompt(array("I", [7]).tobytes(), 1, keys),), "remote", cache_salt="from-body")
+        text = str(body["prompt"])
+        if not text:
+            return TokenizedRequest((), "none", "tokenizer_timeout")
+        return TokenizedRequest((Prompt(array("I", map(ord, text)).tobytes(), len(text)),), "local")
+
+
+class Desk:
+    """A running admin server and its ports."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.index = Index()
+        self.words = Words()
+        self.ready = True
+        self.session: aiohttp.ClientSession
+        self.url = ""
+
+    def is_ready(self) -> tuple[bool, Mapping[str, object]]:
+        return self.ready, {"mode": "kv-sync" if self.ready else "load-only"}
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        async with self.session.request(method, self.url + path, data=data) as response:
+            return response.status, await response.json()
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    made = Desk()
+    admin = Admin(
+        AdminSettings(host="127.0.0.1", port=0),
+        AdminPorts(
+            metrics=made.metrics.render,
+            ready=made.is_ready,
+            workers=lambda: [{"worker": "a", "trust": "exact", "last_sequence": 7}],
+            decision=lambda request_id: {"request_id": request_id, "why": "so"} if request_id == "r-1" else None,
+            fleet=Models(),
+            tokenizing=made.words,
+            index=made.index,
+        ),
+    )
+    with pytest.raises(RuntimeError):
+        _ = admin.port
+    await admin.start()
+    made.url = f"http://127.0.0.1:{admin.port}"
+    async with aiohttp.ClientSession() as made.session:
+        yield made
+    await admin.stop()
+
+
+async def test_health_readiness_and_metrics() -> None:
+    async with desk() as made:
+        async with made.session.get(made.url + "/healthz") as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
+        assert await made.ask("GET", "/readyz") == (200, {"ready": True, "mode": "kv-sync"})
+        made.ready = False
+        assert await made.ask("GET", "/readyz") == (503, {"ready": False, "mode": "load-only"})
+        made.metrics.answered("/v1/completions", 200, 0.1, "engine")
+        async with made.session.get(made.url + "/metrics") as response:
+            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text = await response.text()
+        assert 'kvsync_requests_total{path="/v1/completions",reason="engine",status="200"} 1.0' in text
+
+
+async def test_workers_and_decisions() -> None:
+    async with desk() as made:
+        assert await made.ask("GET", "/v1/workers") == (
+            200,
+            {"workers": [{"worker": "a", "trust": "exact", "last_sequence": 7}]},
+        )
+        assert await made.ask("GET", "/v1/decisions/r-1") == (200, {"request_id": "r-1", "why": "so"})
+        status, answer = await made.ask("GET", "/v1/decisions/r-2")
+        assert (status, answer["error"]["message"]) == (404, "no decision is kept for this request id")
+
+
+async def test_match_by_tokens() -> None:
+    async with desk() as made:
+        question = {"model": "m", "tokens": [1, 2, 2**32 - 1], "cache_salt": "s"}
+        assert await made.ask("POST", "/v1/match", question) == (
+            200,
+            {
+                "model": "m",
+                "adapter": None,
+                "tokens": 3,
+                "source": "ids",
+                "workers": {
+                    "a": {"credit": 32, "by_tier": {"gpu": 16, "cpu": 16}, "expected": 16, "trust": "partial"},
+                    "b": {"credit": 0, "by_tier": {}, "expected": 0, "trust": "none"},
+                },
+            },
+        )
+        assert made.index.asked == [(array("I", [1, 2, 2**32 - 1]).tobytes(), "m", None, "s", None)]
+
+
+@pytest.mark.parametrize(
+    ("question", "path", "adapter"),
+    [
+        ({"model": "m", "prompt": "ab"}, "/v1/completions", None),
+        ({"model": "m-adapter", "prompt": "ab"}, "/v1/completions", "m-adapter"),
+        ({"model": "m", "adapter": "m-adapter", "prompt": "ab"}, "/v1/completions", "m-adapter"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "/v1/chat/completions", None),
+    ],
+)
+async def test_match_by_prompt_and_by_messages(question: dict[str, object], path: str, adapter: str | None) -> None:
+    async with desk() as made:
+        status, answer = await made.ask("POST", "/v1/match", question)
+        assert (status, answer["model"], answer["adapter"]) == (200, "m", adapter)
+        ((seen_path, body, model, seen_adapter),) = made.words.seen
+        assert (seen_path, model, seen_adapter) == (path, "m", adapter)
+        assert body["model"] == (adapter or "m")
+        ((tokens, _, asked_adapter, salt, keys),) = made.index.asked
+        assert asked_adapter == adapter
+        if "messages" in question:
+            assert (tokens, salt, keys) == (array("I", [7]).tobytes(), "from-body", ((Image("i"),),))
+        else:
+            assert (tokens, salt, keys) == (array("I", [97, 98]).tobytes(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "message"),
+    [
+        (b"{", 400, "the request body is not valid JSON"),
+        (b'{"model":"m","messages":[{"a":' + b"[" * 100_000, 400, "nested too deeply"),
+        (b"[]", 400, "Expected `object`"),
+        ({"tokens": [1]}, 400, "missing required field `model`"),
+        ({"model": "m", "tokens": "x"}, 400, "Expected `array | null`"),
+        ({"model": "m", "tokens": [True]}, 400, "Expected `int`"),
+        ({"model": "m", "tokens": [1], "surprise": 1}, 400, "unknown field `surprise`"),
+        ({"model": "m", "tokens": [-1]}, 400, "token ids are 32 bit"),
+        ({"model": "m", "tokens": [2**32]}, 400, "token ids are 32 bit"),
+        ({"model": "m"}, 400, "one of tokens, prompt and messages is required"),
+        ({"model": "m", "tokens": [1], "prompt": "x"}, 400, "one of tokens, prompt and messages is required"),
+        ({"model": "nobody", "tokens": [1]}, 404, "model nobody does not exist"),
+        ({"model": "org/big-model", "adapter": "m-adapter", "tokens": [1]}, 400, "adapter is no adapter of model"),
+        ({"model": "m", "prompt": ""}, 503, "the tokens are unknown: tokenizer_timeout"),
+    ],
+)
+async def test_questions_that_are_none(question: object, status: int, message: str) -> None:
+    async with desk() as made:
+        got, answer = await made.ask("POST", "/v1/match", question)
+        assert got == status
+        assert message in answer["error"]["message"]
+        assert made.index.asked == []
+
+
+async def test_unknown_paths_and_methods_are_json_too() -> None:
+    async with desk() as made:
+        for method, path, expected in (
+            ("GET", "/v1/completions", 404),
+            ("GET", "/v1/match", 405),
+            ("POST", "/v1/workers", 405),
+            ("GET", "/v1/decisions/", 404),
+        ):
+            status, answer = await made.ask(method, path)
+            assert status == expected
+            assert set(answer["error"]) == {"message", "type", "code", "param"}

@@ -1,0 +1,64 @@
+"""Finding usage in what passes by."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsync.gateway.usage import TAIL, UsageTail
+
+USAGE = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 8}, "note": "a"}
+
+
+def find(*pieces: bytes) -> dict[str, object] | None:
+    tail = UsageTail()
+    for piece in pieces:
+        tail.add(piece)
+    return tail.find()
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        (b"", None),
+        (b"null", None),
+        (b'{"usage":null}', None),
+        (b'{"usage":{}}', {}),
+        (b'{"usage" : { "a" : 1 } , "x":2}', {"a": 1}),
+        (b'{"usage":{"a":1}}{"usage":null}', {"a": 1}),
+        (b'{"usage":{"a":1}} {"usage":{"a":2}}', {"a": 2}),
+        (b'{"text":"\\"usage\\":{\\"a\\":1}"}', None),
+        (b'{"usage":{"a":', None),
+        (b'{"usage":{"a":nonsense}}', None),
+        (b'{"usage":[1]}', None),
+        (b'data: {"type":"response.completed","response":{"usage":{"input_tokens":3}}}\n\n', {"input_tokens": 3}),
+        (b"\xff\xfe" + json.dumps({"usage": USAGE}).encode(), USAGE),
+    ],
+)
+def test_bodies(body: bytes, usage: dict[str, object] | None) -> None:
+    assert find(body) == usage
+    assert find(*(body[at : at + 1] for at in range(len(body)))) == usage
+
+
+@given(st.integers(0, 3 * TAIL), st.integers(0, TAIL - 200), st.integers(1, 50_000))
+def test_only_the_end_is_looked_at_however_it_was_cut(before: int, after: int, size: int) -> None:
+    body = b"x" * before + b'"usage":' + json.dumps(USAGE).encode() + b"y" * after
+    assert find(*(body[at : at + size] for at in range(0, len(body), size))) == USAGE
+
+
+def test_memory_is_bounded() -> None:
+    tail = UsageTail()
+    tail.add(b'"usage":{"a":1}')
+    for _ in range(1000):
+        tail.add(b"z" * 1000)
+    assert sum(map(len, tail._pieces)) < TAIL + 1000
+    assert tail.find() is None
+
+
+def test_text_of_a_model_cannot_pretend() -> None:
+    """Whatever a model says, inside JSON its quotes are escaped."""
+    body = json.dumps({"usage": USAGE, "choices": [{"text": '"usage": {"prompt_tokens": 1}'}]}).encode()
+    assert find(body) == USAGE
