@@ -115,12 +115,13 @@ class Router:
         """The fleet changed. What was known of a worker that is gone goes with it."""
         self._fleet.apply(change)
         self._pools.clear()
-        if change.kind == "gone":
-            for rank in change.engine.ranks:
-                worker = change.engine.worker(rank)
+        for worker in map(change.engine.worker, change.engine.ranks):
+            if change.kind == "gone":
                 self._loads.drop(worker)
                 self._expected.drop(worker)
                 self._metrics.drop_worker(worker)
+            else:
+                self._metrics.add_worker(worker)
 
     def get(self, request_id: str) -> Decision | None:
         """The last decision for a request, while it is kept."""

@@ -2,7 +2,8 @@
 
 Our own stand here (prefix ``kvsync_``); AIBrix's stand in :mod:`kvsync.telemetry.aibrix`, for dashboards that exist,
 and are fed from here too. Label values come from discovery, settings and code, never from a client: a request for a
-model that nobody serves makes no series. Series go with the worker that they are about.
+model that nobody serves makes no series. Series go with the worker that they are about, and what still ends on a worker
+that is gone is counted under :data:`GONE`, so that nothing brings its series back.
 
 Other rooms count in plain attributes where that is cheaper; :meth:`Metrics.at_scrape` puts those in when asked for.
 """
@@ -26,6 +27,8 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 _SHORT: Final = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
 _LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+GONE: Final = "gone"
+"""Stands for every worker that is not there any more."""
 TRUSTS: Final = ("exact", "partial", "none")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
 KV_SYNC_STATES: Final = ("off", "waiting", "on")
@@ -42,6 +45,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None, *, prefix_cache: bool = False) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._scraped: list[Callable[[], None]] = []
+        self._workers: set[str] = set()
         self._families = families = Families(self.registry)
         self._add_requests(families)
         self._add_routing(families)
@@ -115,8 +119,13 @@ class Metrics:
             callback()
         return generate_latest(self.registry)
 
+    def add_worker(self, worker: str) -> None:
+        """The worker may have series from now on."""
+        self._workers.add(worker)
+
     def drop_worker(self, worker: str) -> None:
         """The worker is gone, and so are its series."""
+        self._workers.discard(worker)
         self._families.drop("worker", worker)
         self._families.drop("pod_key", worker)
 
@@ -175,9 +184,14 @@ class Metrics:
 
     def tried(self, worker: str, outcome: str) -> None:
         """A try at a worker ended."""
-        self._tries(worker, outcome).inc()
+        self._tries(self._known(worker), outcome).inc()
+
+    def _known(self, worker: str) -> str:
+        return worker if worker in self._workers else GONE
 
     def load(self, worker: str, running: int, queued_prefill_tokens: int) -> None:
+        if worker not in self._workers:
+            return
         self._running(worker).set(running)
         self._queued(worker).set(queued_prefill_tokens)
 
@@ -208,6 +222,8 @@ class Metrics:
 
     def indexed(self, worker: str, trust: str, blocks: int, counts: Mapping[str, int]) -> None:
         """What the index says of a worker; totals by reason."""
+        if worker not in self._workers:
+            return
         for known in TRUSTS:
             self._trust(worker, known).set(known == trust)
         self._blocks(worker).set(blocks)
@@ -216,6 +232,8 @@ class Metrics:
 
     def streamed(self, worker: str, state: str, figures: ZmqFigures, counts: Mapping[str, int]) -> None:
         """What a worker's stream says of itself; ``state`` is one of :data:`STREAM_STATES`."""
+        if worker not in self._workers:
+            return
         for known in STREAM_STATES:
             self._stream(worker, known).set(known == state)
         for event, total in counts.items():
@@ -224,10 +242,11 @@ class Metrics:
 
     def applied(self, worker: str, seconds: float) -> None:
         """A drain's batches of one worker entered the index."""
-        self._zmq.applied(worker, seconds)
+        self._zmq.applied(self._known(worker), seconds)
 
     def audited(self, worker: str, verdict: str, predicted: int = 0, actual: int = 0) -> None:
         """An answer was held against its credit: ``right``, ``over``, ``under``, or the reason why it can't be."""
+        worker = self._known(worker)
         self._audit(worker, verdict).inc()
         if verdict in ("right", "over", "under"):
             self._predicted(worker).inc(predicted)
@@ -238,4 +257,4 @@ class Metrics:
         self._reloads(result).inc()
 
 
-__all__ = ["CONTENT_TYPE", "KV_SYNC_STATES", "STREAM_STATES", "TRUSTS", "Metrics"]
+__all__ = ["CONTENT_TYPE", "GONE", "KV_SYNC_STATES", "STREAM_STATES", "TRUSTS", "Metrics"]

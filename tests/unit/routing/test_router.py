@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsync.discovery.model import Change
+from kvsync.gateway import ports
 from kvsync.index.match import Match
+from kvsync.routing.decision import Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, NoTarget
 from kvsync.routing.records import as_json
 from tests.unit.routing.world import UNKNOWN, World, engine, tokenized
@@ -345,3 +347,25 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
         with pytest.raises(NoSuchModel):
             world.ask(model=f"made-up-{i}")
     assert len(world.metrics.render()) < before + 300
+
+
+def test_a_request_that_outlives_its_worker_leaves_no_series() -> None:
+    old = engine("b")
+    world = World(old)
+    _, ticket = world.ask()
+    world.router.apply(Change("gone", old))
+    ticket.end("client_gone")
+    assert world.sample("kvsync_worker_tries_total", worker="b", outcome="client_gone") is None
+    assert world.sample("kvsync_worker_tries_total", worker="gone", outcome="client_gone") == 1
+
+
+def test_the_router_and_the_fleet_fit_the_gateway_s_doors() -> None:
+    world = World(engine("a"))
+    routing: ports.Routing = world.router
+    fleet: ports.Fleet = world.fleet
+    telemetry: ports.Telemetry = world.metrics
+    assert fleet.resolve("m") == ("m", None)
+    decision, ticket = routing.choose(Query("r", "m", None, UNKNOWN))
+    ticket.end("ok")
+    telemetry.answered("/v1/completions", 200, 0.1, "engine")
+    assert decision.chosen.worker == "a"

@@ -9,11 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsync.telemetry.aibrix import ZmqFigures
-from kvsync.telemetry.metrics import CONTENT_TYPE, STREAM_STATES, Metrics
+from kvsync.telemetry.metrics import CONTENT_TYPE, GONE, STREAM_STATES, Metrics
 
 
 def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     """Each thing that can happen, once."""
+    metrics.add_worker(worker)
     metrics.answered("/v1/completions", 200, 0.5, "engine")
     metrics.cut("/v1/completions", "client_gone")
     metrics.first_byte("/v1/completions", 0.1)
@@ -212,7 +213,25 @@ def test_workers_that_come_and_go_leave_nothing(metrics: Metrics) -> None:
     assert samples(metrics).keys() == before
 
 
+def test_what_ends_on_a_worker_that_is_gone_does_not_bring_its_series_back(metrics: Metrics) -> None:
+    everything(metrics, "w")
+    metrics.drop_worker("w")
+    before = {key for key in samples(metrics) if "w" in dict(key[1]).values()}
+    metrics.tried("w", "client_gone")
+    metrics.audited("w", "over", 10, 5)
+    metrics.applied("w", 1e-4)
+    metrics.load("w", 1, 1)
+    metrics.indexed("w", "exact", 1, {"orphans": 1})
+    metrics.streamed("w", "live", ZmqFigures(connected=True), {"gaps": 1})
+    after = samples(metrics)
+    assert before == set()
+    assert {key for key in after if "w" in dict(key[1]).values()} == set()
+    assert after["kvsync_worker_tries_total", (("outcome", "client_gone"), ("worker", GONE))] == 1
+    assert after["kvsync_audit_predicted_tokens_total", (("worker", GONE),)] == 10
+
+
 def test_every_state_has_its_series_and_one_of_them_is_on(metrics: Metrics) -> None:
+    metrics.add_worker("w")
     for state in STREAM_STATES:
         metrics.streamed("w", state, ZmqFigures(connected=False), {})
         states = {known: value(metrics, "kvsync_stream_state", worker="w", state=known) for known in STREAM_STATES}
@@ -239,6 +258,7 @@ def test_unknown_tokens_are_no_share(metrics: Metrics) -> None:
 
 
 def test_what_others_count_is_put_in_when_asked_for(metrics: Metrics) -> None:
+    metrics.add_worker("w")
     running = count(1)
     metrics.at_scrape(lambda: metrics.load("w", next(running), 0))
     assert value(metrics, "kvsync_worker_running", worker="w") == 1
@@ -248,5 +268,6 @@ def test_what_others_count_is_put_in_when_asked_for(metrics: Metrics) -> None:
 
 def test_labels_from_hostile_names_stay_one_sample(metrics: Metrics) -> None:
     name = 'w"}\n\\evil{x="1'
+    metrics.add_worker(name)
     metrics.tried(name, "ok")
     assert value(metrics, "kvsync_worker_tries_total", worker=name, outcome="ok") == 1
