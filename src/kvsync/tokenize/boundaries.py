@@ -7,10 +7,12 @@ in a tokenizer has that property: merges, normalizers and pre-tokenizers all loo
 
 Always holds for a cut that :meth:`Boundaries.cuts` gives, at the end of the added token t: tokens(text) =
 tokens(text[:cut]) + tokens(t + text[cut:])[1:]. The t in front matters: some pre-tokenizers (Metaspace with
-``prepend_scheme="first"``) treat the beginning of a text differently from the piece behind a token.
+``prepend_scheme="first"``) treat the beginning of a text differently from the piece behind a token, and some added
+tokens swallow the blanks behind them.
 
-Left out, though split at by the tokenizer: tokens found only after normalizing, tokens that swallow blanks to their
-right or must stand alone as a word, and tokens that begin with a blank (a neighbour may have swallowed it).
+Left out, though split at by the tokenizer: tokens found only after normalizing (what follows may change them), tokens
+that must stand alone as a word (what follows decides), and tokens that begin with a blank (a neighbour may have
+swallowed it).
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ class AddedToken(Protocol):
     def normalized(self) -> bool: ...
     @property
     def single_word(self) -> bool: ...
-    @property
-    def rstrip(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,7 @@ class Boundaries:
     def __init__(self, added: Iterable[tuple[int, AddedToken]]) -> None:
         raw = [(number, token) for number, token in added if not token.normalized and token.content]
         self.ids = {
-            token.content: number
-            for number, token in raw
-            if not token.single_word and not token.rstrip and not token.content[0].isspace()
+            token.content: number for number, token in raw if not token.single_word and not token.content[0].isspace()
         }
         """Content of every boundary token → its id."""
         self.by_id = {number: token for token, number in self.ids.items()}

@@ -148,11 +148,10 @@ class LocalTokenizer:
         if [by_id[ids[place]] for place in found] != [cut.token for cut in everywhere]:
             return
         end_of = {cut.end: (place + 1) * 4 for cut, place in zip(everywhere, found, strict=True)}
-        begin = 0
-        for cut, key in zip(cuts, keys, strict=True):
-            end = end_of[cut.end]
+        ends = [end_of[cut.end] for cut in cuts]
+        # The last piece first: see encode_by_pieces about a full cache.
+        for key, begin, end in reversed(list(zip(keys, [0, *ends], ends, strict=False))):
             self._cache.put(key, tokens[begin:end])
-            begin = end
 
     def _keys(self, text: str, cuts: Sequence[Cut]) -> list[bytes]:
         digest = blake2b(self._seed, digest_size=16)

@@ -1,0 +1,406 @@
+"""The small parts: cache, breaker, pool, single flight, proof, first blocks, truncation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsync.events.types import pack_tokens
+from kvsync.tokenize.block0 import MOST_TOKENS, FirstBlocks
+from kvsync.tokenize.breaker import Breaker
+from kvsync.tokenize.cache import OVERHEAD, TokenCache
+from kvsync.tokenize.errors import QueueFull
+from kvsync.tokenize.flight import SingleFlight
+from kvsync.tokenize.pool import BoundedPool
+from kvsync.tokenize.prove import Proof, common_tokens
+from kvsync.tokenize.truncate import cut, cut_text
+from tests.unit.tokenize.support import pack, unpack
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestCache:
+    def test_the_least_recently_used_goes_first(self) -> None:
+        cache = TokenCache(2 * (OVERHEAD + 4))
+        cache.put(b"a", b"aaaa")
+        cache.put(b"b", b"bbbb")
+        assert cache.get(b"a") == b"aaaa"
+        cache.put(b"c", b"cccc")
+        assert (cache.get(b"a"), cache.get(b"b"), cache.get(b"c")) == (b"aaaa", None, b"cccc")
+        assert cache.stats() == {"entries": 2, "bytes": 2 * (OVERHEAD + 4), "hits": 3, "misses": 1, "evictions": 1}
+
+    def test_putting_again_replaces(self) -> None:
+        cache = TokenCache(10_000)
+        cache.put(b"a", b"a" * 400)
+        cache.put(b"a", b"b" * 40)
+        assert cache.get(b"a") == b"b" * 40
+        assert cache.stats()["bytes"] == OVERHEAD + 40
+
+    def test_what_is_larger_than_the_cache_is_not_kept_and_evicts_nothing(self) -> None:
+        cache = TokenCache(OVERHEAD + 10)
+        cache.put(b"a", b"a" * 10)
+        cache.put(b"b", b"b" * 11)
+        assert (cache.get(b"a"), cache.get(b"b")) == (b"a" * 10, None)
+
+    def test_age(self) -> None:
+        clock = Clock()
+        cache = TokenCache(1000, max_age=5, clock=clock)
+        cache.put(b"a", b"a")
+        clock.now += 5
+        assert cache.get(b"a") == b"a"
+        clock.now += 0.1
+        assert cache.get(b"a") is None
+        assert cache.stats()["bytes"] == 0
+
+    @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.binary(max_size=300))))
+    def test_never_beyond_its_limit(self, puts: list[tuple[bytes, bytes]]) -> None:
+        cache = TokenCache(1000)
+        for key, value in puts:
+            cache.put(key, value)
+            assert cache.stats()["bytes"] <= 1000
+        held = [v for k in (b"a", b"b", b"c", b"d") if (v := cache.get(k)) is not None]
+        assert cache.stats()["bytes"] == sum(len(v) + OVERHEAD for v in held)
+
+
+class TestBreaker:
+    def breaker(self, clock: Clock) -> Breaker:
+        return Breaker(3, 5.0, clock)
+
+    def fail(self, breaker: Breaker, times: int) -> None:
+        for _ in range(times):
+            breaker.begin()
+            breaker.failure()
+
+    def test_opens_after_a_row_of_failures(self) -> None:
+        breaker = self.breaker(Clock())
+        self.fail(breaker, 2)
+        breaker.begin()
+        breaker.success()
+        self.fail(breaker, 2)
+        assert breaker.state == "closed"
+        self.fail(breaker, 1)
+        assert (breaker.state, breaker.permits) == ("open", False)
+
+    def test_what_says_nothing_neither_counts_nor_clears_the_row(self) -> None:
+        breaker = self.breaker(Clock())
+        for _ in range(10):
+            breaker.begin()
+            breaker.release()
+        assert breaker.permits
+        self.fail(breaker, 2)
+        breaker.begin()
+        breaker.release()
+        self.fail(breaker, 1)
+        assert not breaker.permits
+
+    def test_half_open_lets_one_through(self) -> None:
+        clock = Clock()
+        breaker = self.breaker(clock)
+        self.fail(breaker, 3)
+        clock.now += 5
+        assert (breaker.state, breaker.permits) == ("half-open", True)
+        breaker.begin()
+        assert not breaker.permits
+        breaker.release()
+        assert breaker.permits
+        self.fail(breaker, 1)
+        assert breaker.state == "open"
+        clock.now += 5
+        breaker.begin()
+        breaker.success()
+        assert (breaker.state, breaker.permits) == ("closed", True)
+
+
+class TestPool:
+    async def test_refuses_what_would_wait_too_long(self) -> None:
+        pool = BoundedPool(threads=1, queue=1)
+        go = threading.Event()
+        try:
+            running = [asyncio.ensure_future(pool.run(go.wait, 30)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull):
+                await pool.run(go.wait)
+            assert pool.stats() == {"pending": 2, "limit": 2, "refused": 1}
+            go.set()
+            assert await asyncio.gather(*running) == [True, True]
+            assert await pool.run(len, b"abc") == 3
+        finally:
+            go.set()
+            pool.close()
+
+    async def test_a_cancelled_job_gives_its_place_back_and_never_runs(self) -> None:
+        pool = BoundedPool(threads=1, queue=1)
+        go, ran = threading.Event(), threading.Event()
+        try:
+            first = asyncio.ensure_future(pool.run(go.wait, 30))
+            second = asyncio.ensure_future(pool.run(ran.set))
+            await asyncio.sleep(0)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            third = asyncio.ensure_future(pool.run(len, b"ab"))
+            await asyncio.sleep(0)
+            go.set()
+            assert await first is True
+            assert await third == 2
+            assert not ran.is_set()
+        finally:
+            go.set()
+            pool.close()
+
+    async def test_what_a_job_raises_reaches_its_caller(self) -> None:
+        pool = BoundedPool(1, 1)
+        with pytest.raises(ValueError, match="invalid literal"):
+            await pool.run(int, "x")
+        pool.close()
+
+
+class TestSingleFlight:
+    async def test_equal_calls_share_one(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        calls: list[bytes] = []
+        go = asyncio.Event()
+
+        async def call(key: bytes) -> bytes:
+            calls.append(key)
+            await go.wait()
+            return key
+
+        keys = [b"k", b"k", b"other", b"k"]
+        waiting = [asyncio.ensure_future(flights.run(key, partial(call, key))) for key in keys]
+        await asyncio.sleep(0)
+        go.set()
+        assert await asyncio.gather(*waiting) == keys
+        assert (sorted(calls), flights.shared, len(flights)) == ([b"k", b"other"], 2, 0)
+
+    async def test_a_cancelled_waiter_takes_nothing_from_the_others(self) -> None:
+        flights: SingleFlight[str] = SingleFlight()
+        go = asyncio.Event()
+
+        async def call() -> str:
+            await go.wait()
+            return "answer"
+
+        first, second = (asyncio.ensure_future(flights.run(b"k", call)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        go.set()
+        assert await second == "answer"
+
+    async def test_the_last_waiter_gone_ends_the_call_and_the_next_begins_anew(self) -> None:
+        flights: SingleFlight[str] = SingleFlight()
+        ended = asyncio.Event()
+
+        async def hang() -> str:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return "never"
+
+        async def answer() -> str:
+            return "answer"
+
+        waiting = [asyncio.ensure_future(flights.run(b"k", hang)) for _ in range(2)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert await flights.run(b"k", answer) == "answer"
+        await asyncio.wait_for(ended.wait(), 5)
+        assert len(flights) == 0
+
+    async def test_a_failure_is_everybodys_and_not_remembered(self) -> None:
+        flights: SingleFlight[str] = SingleFlight()
+
+        async def fail() -> str:
+            raise ValueError("no")
+
+        results = await asyncio.gather(*(flights.run(b"k", fail) for _ in range(3)), return_exceptions=True)
+        assert [type(result) for result in results] == [ValueError] * 3
+        assert len(flights) == 0
+
+
+class TestProof:
+    def proof(self, chance: Callable[[], float] = lambda: 1.0) -> Proof:
+        return Proof(3, 0.1, chance=chance)
+
+    def test_equal_answers_prove_one_shape_of_one_name(self) -> None:
+        proof = self.proof()
+        for _ in range(2):
+            proof.compared("m", "plain", b"same", b"same")
+        assert proof.state("m", "plain") == "unproved"
+        proof.compared("m", "plain", b"same", b"same")
+        assert proof.state("m", "plain") == "proved"
+        assert proof.state("m", "tools") == "unproved"
+        assert proof.state("adapter", "plain") == "unproved"
+
+    def test_a_share_stays_compared(self) -> None:
+        chances = iter([0.05, 0.5])
+        proof = self.proof(lambda: next(chances))
+        assert proof.wants_comparison("m", "plain"), "all before the proof"
+        for _ in range(3):
+            proof.compared("m", "plain", b"same", b"same")
+        assert [proof.wants_comparison("m", "plain") for _ in range(2)] == [True, False]
+
+    @pytest.mark.parametrize("before", [0, 2, 5])
+    def test_one_difference_ends_it(self, before: int, caplog: pytest.LogCaptureFixture) -> None:
+        proof = self.proof()
+        for _ in range(before):
+            proof.compared("m", "plain", b"same", b"same")
+        proof.compared("m", "plain", pack(1, 2, 3), pack(1, 2, 4))
+        for _ in range(10):
+            proof.compared("m", "plain", b"same", b"same")
+        assert proof.state("m", "plain") == "disabled"
+        assert not proof.wants_comparison("m", "plain")
+        assert "first difference at 2" in caplog.text
+        assert len(caplog.records) == 1
+
+    def test_a_suspicion_asks_for_a_new_proof(self) -> None:
+        proof = self.proof()
+        for _ in range(5):
+            proof.compared("m", "plain", b"same", b"same")
+        proof.suspect("m", "plain")
+        assert proof.state("m", "plain") == "unproved"
+        for _ in range(3):
+            proof.compared("m", "plain", b"same", b"same")
+        assert proof.state("m", "plain") == "proved"
+        assert proof.stats() == {"m:plain": {"state": "proved", "compared": 8, "equal": 3, "suspicions": 1}}
+
+    @given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
+    def test_common_tokens(self, one: list[int], other: list[int]) -> None:
+        naive = 0
+        for a, b in zip(one, other, strict=False):
+            if a != b:
+                break
+            naive += 1
+        assert common_tokens(pack(*one), pack(*other)) == naive
+
+
+class TestFirstBlocks:
+    """Block size 2; ``window`` answers wait, ``row`` absences are a suspicion."""
+
+    def blocks(self, row: int = 3) -> tuple[FirstBlocks, list[tuple[str, str]]]:
+        suspected: list[tuple[str, str]] = []
+        blocks = FirstBlocks(lambda name, shape: suspected.append((name, shape)), window=2, row=row)
+        return blocks, suspected
+
+    def answer(self, blocks: FirstBlocks, times: int, *tokens: int, shape: str = "plain") -> None:
+        for _ in range(times):
+            blocks.answered("m", "m", shape, pack(*tokens))
+
+    def test_answers_whose_first_block_was_stored_are_confirmed(self) -> None:
+        blocks, suspected = self.blocks()
+        blocks.observe("m", pack_tokens([7, 8]))
+        self.answer(blocks, 20, 7, 8, 9)
+        assert suspected == []
+        assert blocks.stats() == {"confirmed": 18, "absent": 0, "unusable": 0}
+
+    def test_a_store_that_comes_after_the_answer_counts(self) -> None:
+        blocks, suspected = self.blocks()
+        blocks.observe("m", pack_tokens([1, 1]))
+        self.answer(blocks, 2, 7, 8, 9)
+        blocks.observe("m", pack_tokens([7, 8]))
+        self.answer(blocks, 10, 7, 8, 9)
+        assert (suspected, blocks.stats()["absent"]) == ([], 0)
+
+    def test_a_long_row_of_absences_is_suspicious_and_the_next_row_is_longer(self) -> None:
+        blocks, suspected = self.blocks()
+        blocks.observe("m", pack_tokens([1, 1]))
+        self.answer(blocks, 2 + 3, 7, 8, 9)
+        assert suspected == [("m", "plain")]
+        self.answer(blocks, 5, 7, 8, 9)
+        assert len(suspected) == 1
+        self.answer(blocks, 1, 7, 8, 9)
+        assert len(suspected) == 2
+
+    def test_one_presence_ends_the_row(self) -> None:
+        blocks, suspected = self.blocks()
+        blocks.observe("m", pack_tokens([1, 1]))
+        for _ in range(5):
+            self.answer(blocks, 2, 7, 8, 9)
+            self.answer(blocks, 1, 1, 1, 9)
+        assert suspected == []
+
+    def test_shapes_have_rows_of_their_own(self) -> None:
+        blocks, suspected = self.blocks()
+        blocks.observe("m", pack_tokens([1, 1]))
+        for _ in range(4):
+            self.answer(blocks, 1, 7, 8, 9, shape="tools")
+            self.answer(blocks, 1, 1, 1, 9)
+        assert suspected == [("m", "tools")]
+
+    def test_prompts_shorter_than_a_block_and_other_models_say_nothing(self) -> None:
+        blocks, suspected = self.blocks(row=1)
+        self.answer(blocks, 9, 7, 8, 9)
+        blocks.observe("other", pack_tokens([1, 1]))
+        self.answer(blocks, 9, 7, 8, 9)
+        blocks.observe("m", pack_tokens([1, 1]))
+        self.answer(blocks, 9, 7)
+        assert (suspected, blocks.stats()["absent"]) == ([], 0)
+
+    @pytest.mark.parametrize("raw", [b"", b"abc", b"\0" * (MOST_TOKENS * 4 + 4)])
+    def test_unusable_tokens_are_counted(self, raw: bytes) -> None:
+        blocks, _ = self.blocks()
+        blocks.observe("m", raw)
+        assert blocks.stats()["unusable"] == 1
+
+    def test_sizes_are_bounded(self) -> None:
+        blocks, _ = self.blocks()
+        for size in range(1, 20):
+            blocks.observe("m", b"\0" * 4 * size)
+        assert blocks.stats()["unusable"] == 11
+
+
+class TestTruncation:
+    """``cut`` and ``cut_text`` against what the engine's library does (left by default, special tokens kept)."""
+
+    @pytest.mark.parametrize(
+        ("keep", "side", "left"),
+        [(2, None, [2, 3]), (2, "left", [2, 3]), (2, "right", [1, 2]), (3, None, [1, 2, 3]), (9, "right", [1, 2, 3])],
+    )
+    def test_cut(self, keep: int, side: Any, left: list[int]) -> None:
+        assert unpack(cut(pack(1, 2, 3), keep, side)) == left
+
+    @pytest.mark.parametrize("keep", range(1, 12))
+    @pytest.mark.parametrize("around", ["<s> $A", "$A </s>", "<s> $A </s>", "$A"])
+    def test_a_text_keeps_its_special_tokens(self, keep: int, around: str) -> None:
+        from tokenizers import processors
+
+        from tests.unit.tokenize.test_local import byte_level
+
+        tokenizer = byte_level()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=around, special_tokens=[("<s>", 2), ("</s>", 3)]
+        )
+        text = "hello world"
+        whole, bare = (tokenizer.encode(text, add_special_tokens=special).ids for special in (True, False))
+        kept = cut_text(pack(*whole), pack(*bare), keep)
+        special = len(whole) - len(bare)
+        if keep <= special:
+            assert kept is None
+            return
+        tokenizer.enable_truncation(keep, direction="left")
+        assert kept is not None
+        assert unpack(kept) == tokenizer.encode(text).ids
+
+    def test_texts_that_do_not_fit_are_unknown(self) -> None:
+        assert cut_text(pack(1, 2, 3), pack(2, 9), 2) is None
+        assert cut_text(pack(1, 2, 3), pack(1, 2, 3, 4), 2) is None
+        assert cut_text(pack(1, 2, 3), pack(1, 2, 4), 2) is None
+        assert cut_text(pack(1, 2, 3), pack(9), 3) == pack(1, 2, 3), "nothing to cut"
