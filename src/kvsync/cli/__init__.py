@@ -1,0 +1,44 @@
+"""The command ``kvsync``: one group, one module per command, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+_COMMANDS = {
+    "serve": "Run the gateway.",
+    "demo": "Show the main job on simulated engines.",
+    "sim": "Run a simulated vLLM engine.",
+    "watch": "Print an engine's KV events as they come.",
+    "config": "Check and explain configurations.",
+}
+
+
+class _Lazy(click.Group):
+    """Loads a command's module when it is used: ``kvsync config check`` needs neither ZMQ nor an event loop."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"kvsync.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvsync", message="kvsync %(version)s")
+def main() -> None:
+    """A gateway for vLLM fleets that follows each engine's KV-cache events and sends every request where its prefix is
+    already cached.
+
+    \b
+    A minute's look, nothing needed:     kvsync demo
+    Two engines and one file:            kvsync serve -c fleet.yaml
+    """

@@ -1,0 +1,205 @@
+"""The whole gateway in one process: every room, put together.
+
+Data moves one way. Discovery tells of engines; the fleet routes to them and KV sync follows their events into the
+index; a request is tokenized, matched, routed and relayed; its answer feeds the audit. This module knows all rooms and
+none of them knows it; there is no decision in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kvsync.config import EventsSettings, Settings
+from kvsync.discovery.model import Change
+from kvsync.discovery.static import StaticSource
+from kvsync.events.contracts import WorkerStatus
+from kvsync.events.manager import EventManager
+from kvsync.events.sync import KVSync
+from kvsync.gateway.admin import Admin, AdminPorts
+from kvsync.gateway.ports import JsonObject
+from kvsync.gateway.server import Gateway
+from kvsync.index import NATIVE, PrefixIndex
+from kvsync.report import Report
+from kvsync.routing.audit import Audit
+from kvsync.routing.decision import Decision
+from kvsync.routing.fleet import Fleet
+from kvsync.routing.load import LoadTable
+from kvsync.routing.records import as_json
+from kvsync.routing.router import Router
+from kvsync.telemetry.metrics import Metrics
+from kvsync.tokenize.service import TokenizerService
+from kvsync.tokenize.types import TokenizedRequest
+
+log = logging.getLogger("kvsync")
+
+
+class CountedTokenizing:
+    """The tokenizer as the gateway sees it, with every request counted."""
+
+    def __init__(self, tokenizer: TokenizerService, metrics: Metrics) -> None:
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+
+    def begin(
+        self, path: str, body: JsonObject, model: str, adapter: str | None
+    ) -> TokenizedRequest | Awaitable[TokenizedRequest]:
+        begun = self._tokenizer.begin(path, body, model, adapter)
+        if isinstance(begun, TokenizedRequest):
+            self._metrics.tokenized(model, begun.source, begun.reason, 0.0)
+            return begun
+        return self._timed(begun, model)
+
+    async def _timed(self, begun: Awaitable[TokenizedRequest], model: str) -> TokenizedRequest:
+        started = time.perf_counter()
+        tokenized = await begun
+        self._metrics.tokenized(model, tokenized.source, tokenized.reason, time.perf_counter() - started)
+        return tokenized
+
+
+class App:
+    """One gateway. Create, start and stop it on one event loop.
+
+    Args:
+        settings: all layers together.
+        config_file, environ, flags: the layers, to read the file again when it changes; without a file the fleet is
+            that of ``settings`` for good.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        config_file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        flags: Mapping[str, object] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.index = PrefixIndex()
+        self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
+        self.fleet = Fleet(model.name for model in settings.models)
+        loads = LoadTable(time.monotonic)
+        self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
+        self.audit = Audit(self.metrics.audited)
+        self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls)
+        self.manager: EventManager | None = None
+        self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
+        tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
+        self.gateway = Gateway(
+            settings.gateway,
+            fleet=self.fleet,
+            tokenizing=tokenizing,
+            routing=self.router,
+            telemetry=self.metrics,
+            on_answer=self._answered,
+        )
+        self.report = Report(
+            fleet=self.fleet,
+            index=self.index,
+            loads=loads,
+            kv_sync=self.kv_sync,
+            metrics=self.metrics,
+            streams=self._streams,
+            draining=lambda: self.gateway.draining,
+        )
+        self.admin = Admin(
+            settings.admin,
+            AdminPorts(
+                metrics=self.metrics.render,
+                ready=self.report.ready,
+                workers=self.report.workers,
+                decision=self._decision,
+                fleet=self.fleet,
+                tokenizing=self.tokenizer,
+                index=self.index,
+            ),
+        )
+        self._source = StaticSource(
+            config_file, environ or {}, flags or {}, settings, self._changed, reloaded=self._reloaded
+        )
+        self._changes: asyncio.Queue[Change] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start everything; requests are taken once this returns.
+
+        Raises:
+            KVSyncRefused: KV sync is asked for, ``events.strict`` is set and conditions are unmet.
+            OSError: an address is taken.
+        """
+        log.info("prefix index: %s", "native core" if NATIVE else "pure Python (kvsync-core is not installed)")
+        self._source.start()
+        try:
+            await self.tokenizer.start()
+            await self.kv_sync.start()
+            while not self._changes.empty():
+                await self.kv_sync.apply(self._changes.get_nowait())
+            await self.admin.start()
+            await self.gateway.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._follow_changes(), name="fleet changes"),
+            asyncio.create_task(self._source.run(), name="configuration file"),
+        ]
+        log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
+
+    def reload(self) -> None:
+        """Read the configuration file now (SIGHUP)."""
+        self._source.trigger()
+
+    async def stop(self) -> None:
+        """Take no more requests, let open answers end within ``gateway.drain_timeout``, then stop everything."""
+        await self.gateway.stop()
+        for task in self._tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+        await self.kv_sync.stop()
+        await self.tokenizer.close()
+        await self.admin.stop()
+
+    def _make_manager(self, settings: EventsSettings) -> EventManager:
+        self.manager = EventManager(self.index, settings)
+        return self.manager
+
+    def _streams(self) -> Sequence[WorkerStatus]:
+        running = self.manager is not None and self.kv_sync.status().state == "running"
+        return self.manager.workers() if running and self.manager is not None else ()
+
+    def _decision(self, request_id: str) -> Mapping[str, object] | None:
+        decision = self.router.get(request_id)
+        return None if decision is None else as_json(decision)
+
+    def _engine_urls(self, model: str) -> list[str]:
+        return [engine.url for engine in self.fleet.engines(model)]
+
+    def _changed(self, change: Change) -> None:
+        self.router.apply(change)
+        self._changes.put_nowait(change)
+
+    async def _follow_changes(self) -> None:
+        while True:
+            await self.kv_sync.apply(await self._changes.get())
+
+    def _reloaded(self, result: str) -> None:
+        self.metrics.reloaded(result)
+        if result != "broken":
+            task = asyncio.ensure_future(self.tokenizer.update_models(self._source.settings.models))
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
+
+    def _answered(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
+        self.audit.observe(decision, status, usage)
+        self.metrics.model_answered(decision.model, status)
+        if self.manager is not None:
+            self.manager.served(decision.chosen.worker)
+
+
+__all__ = ["App"]

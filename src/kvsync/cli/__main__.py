@@ -1,0 +1,5 @@
+"""``python -m kvsync.cli``."""
+
+from kvsync.cli import main
+
+main(prog_name="kvsync")
