@@ -20,9 +20,10 @@ from kvsync.config import GatewaySettings
 from kvsync.gateway import errors, openai
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.headers import Field, Wishes, answer_fields
-from kvsync.gateway.http1 import ClientConnection, Request, Running
+from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import MODELS, Paths, Route
 from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
+from kvsync.gateway.reader import Request
 from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.gateway.usage import UsageTail
 from kvsync.routing.decision import Decision, Query
@@ -300,7 +301,9 @@ class Exchange:
         self._client.body(piece)
 
     def on_pause(self) -> None:
-        self._deadline = self._proxy.loop.time() + self._proxy.settings.idle_timeout
+        deadline = self._proxy.loop.time() + self._proxy.settings.idle_timeout
+        # Some engines send the head of a stream before they begin with the prompt: the wait for it is still on.
+        self._deadline = deadline if self._seen_body else max(self._deadline, deadline)
         self._client.flush()
 
     def on_end(self) -> None:
@@ -308,10 +311,10 @@ class Exchange:
         status = self._status
         self._release("ok" if status < 400 else "engine_error")
         self._over = True
+        self._client.end()
         proxy = self._proxy
         proxy.telemetry.answered(self._route.path, status, proxy.loop.time() - self._since, "engine")
         proxy.on_answer(self._decision, status, self._usage.find() if status == 200 else None)
-        self._client.end()
 
     def on_lost(self, outcome: Outcome) -> None:
         connection, self._connection = self._connection, None

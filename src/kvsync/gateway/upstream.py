@@ -190,7 +190,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.reused = True
             self._pool.keep(self)
         else:
-            self._transport.close()
+            self._transport.abort()  # an engine that answered early may never read the rest of the request
         listener.on_end()
 
     # ---- the parser's callbacks

@@ -283,3 +283,30 @@ async def test_a_slow_client_slows_the_engine_and_memory_stays_bounded() -> None
         answer = await client.answer()
         assert len(answer.body) == total
         assert answer.whole
+
+
+async def test_an_engine_that_answers_before_it_read_the_body() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.reader.readuntil(b"\r\n\r\n")
+        talk.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await talk.send(reply(b"too much", b"413 Payload Too Large"))
+        await engine.left.wait()
+
+    async with house(script) as home:
+        client = await home.client()
+        answer = await client.ask(b'{"model": "m"}'.ljust(16 << 20))
+        assert (answer.status, answer.body, answer.whole) == (413, b"too much", True)
+        assert home.gateway.idle_upstreams() == 0
+        home.engine.left.set()
+
+
+async def test_the_wait_for_a_streams_first_piece_is_the_wait_for_the_first_byte() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD)
+        await asyncio.sleep(0.6)  # a queue and a long prompt, longer than the idle limit
+        await talk.send(chunk(b"data: 1\n\n"), b"0\r\n\r\n")
+
+    async with house(script, first_byte_timeout=5, idle_timeout=0.2) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.body, answer.whole) == (b"data: 1\n\n", True)

@@ -1,0 +1,239 @@
+"""Bytes of one client connection in, whole requests out. No I/O, no clock.
+
+What must always hold:
+
+- Framing is unambiguous or the request is refused and nothing after it is read: no second reading of the bytes exists.
+- The URL, the head and the body are bounded before they are kept.
+- However the bytes are cut into pieces, the same requests come out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import httptools
+
+from kvsync.gateway import errors
+from kvsync.gateway.errors import Problem
+from kvsync.gateway.headers import Field
+from kvsync.gateway.paths import Route
+
+MAX_URL = 8 << 10
+
+
+class Request:
+    """One request, whole."""
+
+    __slots__ = ("body", "fields", "http11", "keep_alive", "method", "problem", "query", "route")
+
+    def __init__(self, method: bytes, *, http11: bool, keep_alive: bool, fields: list[Field]) -> None:
+        self.method = method
+        self.http11 = http11
+        self.keep_alive = keep_alive
+        self.fields = fields
+        self.route: Route | None = None
+        self.query = b""
+        self.body = b""
+        self.problem: Problem | None = None
+        """Why it is refused, when its head was enough to know."""
+
+
+class _Refused(Exception):
+    """Stops the parser from inside a callback; the reason is in ``RequestReader.problem``."""
+
+
+class RequestReader:
+    """Reads requests.
+
+    Args:
+        admit: route and query string of a method and a target; raises ``Problem`` for what is not served.
+        max_header_bytes, max_body_bytes: limits; the first is for all header fields together.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[bytes, bytes], tuple[Route, bytes]],
+        *,
+        max_header_bytes: int,
+        max_body_bytes: int,
+    ) -> None:
+        self.requests: deque[Request] = deque()
+        """Whole and not yet taken."""
+        self.problem: Problem | None = None
+        """To be told after all of ``requests`` are answered; then the connection ends."""
+        self.deaf = False
+        """Nothing more is read: the last request was seen, or one was refused."""
+        self.unread = False
+        """Bytes were thrown away, and more may come."""
+        self.continue_due = False
+        """The client waits for ``100 Continue``."""
+        self.in_message = False
+        self.in_head = False
+        self._admit = admit
+        self._max_header = max_header_bytes
+        self._max_body = max_body_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._priming = False
+        self._request: Request | None = None
+        self._head_fed = 0
+        self._begin()
+
+    def feed(self, data: bytes) -> None:
+        """Read on."""
+        while data and not self.deaf:
+            head = self._fields if self.in_head else None
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._ignore_upgrade()
+                continue
+            except httptools.HttpParserError as error:
+                if self.problem is None:
+                    if isinstance(error, httptools.HttpParserCallbackError):
+                        raise  # a fault of ours, not of the client
+                    if not self.deaf:  # else: bytes after the last request, which nobody answers
+                        self.problem = errors.bad_request(f"malformed HTTP: {error}")
+                self.stop()
+                return
+            if head is not None and head is self._fields and self.in_head:
+                # The parser keeps an unfinished field to itself, so pieces are counted as they go in.
+                self._head_fed += len(data)
+                if self._head_fed > self._max_header:
+                    self.problem = errors.header_too_large(self._max_header)
+                    self.stop()
+            return
+
+    def stop(self) -> None:
+        """Throw away what comes from now on."""
+        self.deaf = self.unread = True
+        self.continue_due = False
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._fields: list[Field] = []
+        self._head_bytes = self._head_fed = 0
+        self._hosts = 0
+        self._length: int | None = None
+        self._chunked = False
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def _ignore_upgrade(self) -> None:
+        """The client offers another protocol, and a server may ignore that. The parser stopped before the body, and
+        a new one is set to where it stood."""
+        self._parser = httptools.HttpRequestParser(self)
+        if self._request is not None:
+            framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: %d" % (self._length or 0)
+            self._priming = True
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+            self._priming = False
+
+    # ---- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        if not self._priming:
+            self.in_message = self.in_head = True
+            self._begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._priming:
+            return
+        self._target += url
+        if len(self._target) > MAX_URL:
+            self._refuse(errors.url_too_long(MAX_URL))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            return  # a trailer, dropped as an intermediary may; or priming
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._max_header:
+            self._refuse(errors.header_too_large(self._max_header))
+        lower = name.lower()
+        if lower == b"content-length":
+            if len(value) > 20:
+                self._refuse(errors.bad_request("malformed Content-Length"))
+            self._length = int(value)  # the parser has seen to it that these are digits
+        elif lower == b"transfer-encoding":
+            self._chunked = True
+        elif lower == b"host":
+            self._hosts += 1
+        self._fields.append((lower, name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._priming:
+            return
+        self.in_head = False
+        parser = self._parser
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refuse(errors.bad_request("only HTTP/1.0 and HTTP/1.1 are spoken here"))
+        method = parser.get_method()
+        keep_alive = parser.should_keep_alive()
+        request = Request(method, http11=version == "1.1", keep_alive=keep_alive, fields=self._fields)
+        try:
+            expects = self._look_at(request)
+            request.route, request.query = self._admit(method, self._target)
+        except Problem as problem:
+            if self._has_body or problem.status == 400 or method == b"CONNECT":
+                self._refuse(problem)  # what follows is not wanted, or not to be trusted
+            request.problem = problem
+        else:
+            self.continue_due = expects
+        self._request = request
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_body:
+            self._refuse(errors.body_too_large(self._max_body))
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        request = self._request
+        if request is None or (self._parser.should_upgrade() and self._has_body):
+            return  # the body follows: see _ignore_upgrade
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        self._request = None
+        self.in_message = self.continue_due = False
+        if not self.deaf:
+            self.requests.append(request)
+            self.deaf = not request.keep_alive
+
+    @property
+    def _has_body(self) -> bool:
+        return self._chunked or bool(self._length)
+
+    def _look_at(self, request: Request) -> bool:
+        """Refuse what cannot be framed or forwarded safely, beyond what the parser refuses.
+
+        Returns whether the client waits for ``100 Continue``.
+        """
+        encoded = expects = False
+        for lower, _, value in self._fields:
+            if lower == b"transfer-encoding":
+                if value.strip().lower() != b"chunked":
+                    raise errors.transfer_encoding()
+            elif lower == b"content-encoding":
+                encoded = encoded or value.strip().lower() not in (b"", b"identity")
+            elif lower == b"expect":
+                if value.strip().lower() != b"100-continue":
+                    raise errors.expectation()
+                expects = True
+        if self._hosts != 1 and (request.http11 or self._hosts > 1):
+            raise errors.bad_request("one Host header is required")
+        if self._chunked and not request.http11:
+            raise errors.bad_request("HTTP/1.0 knows no transfer-encoding")
+        if self._length is not None and self._length > self._max_body:
+            raise errors.body_too_large(self._max_body)
+        if encoded and self._has_body:
+            raise errors.compressed_body()
+        return expects and request.http11 and self._has_body
+
+    def _refuse(self, problem: Problem) -> None:
+        self.problem = problem
+        raise _Refused
+
+
+__all__ = ["MAX_URL", "Request", "RequestReader"]

@@ -1,0 +1,143 @@
+"""Requests out of bytes: the same ones, however the bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsync.gateway.errors import Problem
+from kvsync.gateway.paths import Route
+from kvsync.gateway.reader import MAX_URL, RequestReader
+
+ROUTE = Route("/p", (b"POST",))
+
+
+def admit(method: bytes, target: bytes) -> tuple[Route, bytes]:
+    if target.startswith(b"/no"):
+        raise Problem(501, "no", reason="no")
+    return ROUTE, target.partition(b"?")[2]
+
+
+def reader() -> RequestReader:
+    return RequestReader(admit, max_header_bytes=2000, max_body_bytes=5000)
+
+
+Seen = tuple[list[tuple[bytes, bytes, bytes, bool, bool]], int | None, bool]
+
+
+def seen(read: RequestReader) -> Seen:
+    requests = [(r.method, r.query, r.body, r.keep_alive, r.problem is not None) for r in read.requests]
+    return requests, read.problem.status if read.problem else None, read.deaf
+
+
+MESSAGES = [
+    b"POST /p?1 HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /p?2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;e\r\nde\r\n0\r\nT: t\r\n\r\n",
+    b"GET /p?3 HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"GET /no HTTP/1.1\r\nHost: h\r\n\r\n",
+    b"POST /p?4 HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n",
+    b"POST /p?5 HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /p?6 HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"1\r\nx\r\n0\r\n\r\n",
+    b"GET /p?7 HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"POST /p?8 HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 1900 + b"\r\nContent-Length: 5000\r\n\r\n" + b"z" * 5000,
+]
+LAST = [
+    b"",
+    b"GET /p?9 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\nafter the last",
+    b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5001\r\n\r\n",
+    b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /no HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nGET ",
+    b"\x00",
+    b"POST /p HTTP/1.1\r\nHost",
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=4), st.sampled_from(LAST), st.data())
+def test_the_same_requests_however_they_are_cut(messages: list[bytes], last: bytes, data: st.DataObject) -> None:
+    wire = b"".join(messages) + last
+    whole = reader()
+    whole.feed(wire)
+    assert len(whole.requests) >= len(messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    pieces = reader()
+    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        pieces.feed(wire[start:end])
+    assert seen(pieces) == seen(whole)
+    assert pieces.in_message == whole.in_message
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused_or_waited_for(noise: bytes) -> None:
+    read = reader()
+    read.feed(noise)
+    assert read.deaf == (read.problem is not None) or read.requests
+
+
+@pytest.mark.parametrize(
+    ("wire", "status"),
+    [
+        (b"GET /" + b"a" * (MAX_URL - 1) + b" HTTP/1.1\r\nHost: h\r\n\r\n", None),
+        (b"GET /" + b"a" * MAX_URL + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414),
+        (b"GET /p HTTP/1.1\r\nHost: h\r\nX: " + b"y" * 1986 + b"\r\n\r\n", None),
+        (b"GET /p HTTP/1.1\r\nHost: h\r\nX: " + b"y" * 1987 + b"\r\n\r\n", 431),
+        (b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n" + b"x" * 5000 + b"\r\n", None),
+        (b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + b"x" * 5001 + b"\r\n", 413),
+        (b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n", None),
+        (b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5001\r\n\r\n", 413),
+    ],
+)
+def test_either_side_of_each_limit(wire: bytes, status: int | None) -> None:
+    read = reader()
+    read.feed(wire)
+    assert (read.problem.status if read.problem else None) == status
+
+
+def test_an_unfinished_field_is_bounded_however_slowly_it_grows() -> None:
+    read = reader()
+    read.feed(b"GET /p HTTP/1.1\r\nHost: h\r\nX: ")
+    fed = 0
+    while not read.deaf:
+        read.feed(b"y" * 7)
+        fed += 7
+        assert fed <= 2007
+    assert read.problem is not None
+    assert read.problem.status == 431
+
+
+def test_a_body_before_a_head_does_not_count_as_head() -> None:
+    read = reader()
+    body = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 4000\r\n\r\n"
+    read.feed(body + b"z" * 100)
+    read.feed(b"z" * 3900 + b"GET /p HT")
+    read.feed(b"TP/1.1\r\nHost: h\r\n\r\n" + body + b"z" * 4000 + b"GET /")
+    assert read.problem is None
+    assert len(read.requests) == 3
+
+
+def test_continue_is_due_between_head_and_body_only() -> None:
+    read = reader()
+    read.feed(b"POST /p HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert read.continue_due
+    read.feed(b"ok")
+    assert not read.continue_due
+    for head in (
+        b"POST /p HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+        b"POST /p HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+        b"POST /no HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+    ):
+        read = reader()
+        read.feed(head)
+        assert not read.continue_due
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_client() -> None:
+    def broken(method: bytes, target: bytes) -> tuple[Route, bytes]:
+        raise RuntimeError("ours")
+
+    read = RequestReader(broken, max_header_bytes=2000, max_body_bytes=5000)
+    with pytest.raises(Exception, match="callback error") as caught:
+        read.feed(MESSAGES[0])
+    assert isinstance(caught.value.__context__, RuntimeError)
+    assert read.problem is None
