@@ -24,6 +24,8 @@ class Fleet:
     block_size: int = 16
     prefill_rate: float = 3_000.0
     """Prompt tokens per second and engine, cached ones not counted."""
+    step_tokens: int = 256
+    """Of one scheduler step at most. What a step evicts is published at its end, so this bounds how old news is."""
     decode_rate: float = 60.0
     """Output tokens per second and sequence."""
 
@@ -57,6 +59,7 @@ async def stage(fleet: Fleet, *, port: int = 0, admin_port: int = 0) -> AsyncIte
                 blocks=fleet.usable_blocks + 1,
                 block_size=fleet.block_size,
                 max_model_len=fleet.usable_blocks * fleet.block_size,
+                max_num_batched_tokens=fleet.step_tokens,
                 seed=number,
                 time=TimeModel(prefill_rate=fleet.prefill_rate, decode_rate=fleet.decode_rate),
             )

@@ -48,8 +48,8 @@ class Shape:
     system_words: int = 40
     first_words: tuple[int, int] = (60, 180)
     later_words: tuple[int, int] = (20, 60)
-    answer_tokens: tuple[int, int] = (16, 48)
-    pause: tuple[float, float] = (0.05, 0.35)
+    answer_tokens: tuple[int, int] = (12, 32)
+    pause: tuple[float, float] = (0.05, 0.25)
 
 
 def conversations(seed: int, shape: Shape) -> list[Conversation]:
