@@ -115,7 +115,7 @@ class WorkerStatus:
     reconnect_attempts: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     """By reason: ``frame_count``, ``sequence_size``, ``sequence_range``, ``handshake``, ``connect_timeout``,
-    ``endpoint``, ``sink``, ``undecodable``."""
+    ``endpoint``, ``overrun``, ``sink``, ``undecodable``."""
     problem: str | None = None
     """Why the stream can't be followed yet."""
 

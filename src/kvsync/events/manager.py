@@ -217,8 +217,6 @@ class EventManager:
                     followed[target.worker] = target
             except NotLocated as error:
                 problem = str(error)
-            except OSError as error:
-                problem = f"the stream can't be opened: {error}"
             except ReaderEnded:  # the manager says so in ``failed``
                 return
             if problem is not None and problem != registration.problem:

@@ -35,6 +35,9 @@ log = logging.getLogger("kvsync.events")
 
 DRAIN_BYTES: Final = 32 << 20
 """What one turn reads at most, beyond the message that reaches it."""
+RECONNECT_FIRST: Final = 0.1
+RECONNECT_LAST: Final = 5.0
+"""Pause before a lost connection is made anew: the first after one that lasted, doubled after each that didn't."""
 OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
 
@@ -52,6 +55,11 @@ class _Followed:
         self.connections = 0
         self.disconnections = 0
         self.reconnect_attempts = 0
+        self.changed_at = now
+        """When the connection was made or lost."""
+        self.reconnect_at = now
+        """When the live socket is opened, while it is not."""
+        self.pause = RECONNECT_FIRST
         self.overdue_since = now
         """Since when a connection is waited for, or when the wait was last reported."""
         self.overdue = False
@@ -144,7 +152,7 @@ class Reader:
     def follow(self, target: Target) -> Future[None]:
         """Follow a stream from its beginning; an earlier registration of its worker ends first.
 
-        The future raises ``OSError`` when ZMQ can't open the sockets, ``ReaderEnded`` after the end.
+        The future raises ``ReaderEnded`` after the end.
         """
         return self._submit(lambda: self._follow(target))
 
@@ -255,15 +263,9 @@ class Reader:
             replay_round_timeout=self._settings.replay_round_timeout,
             start=self._start_sequence,
         )
-        try:
-            sockets = WorkerSockets(self._context, target.events, target.replay, self._settings)
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, f"{target.events}: {error}") from error
+        sockets = WorkerSockets(self._context, target.events, target.replay, self._settings)
         followed = _Followed(target, stream, sockets, now)
         self._followed[target.worker] = followed
-        for part in (sockets.sub, sockets.monitor):
-            self._poller.register(part, zmq.POLLIN)
-            self._by_socket[part] = followed
         self._sink.add_worker(
             target.worker,
             target.model,
@@ -274,6 +276,7 @@ class Reader:
             rank=target.rank,
         )
         log.info("%s: following %s, replay %s", target.worker, target.events, target.replay or "not available")
+        self._open_live(followed, now)
 
     def _unfollow(self, worker: str) -> None:
         followed = self._followed.pop(worker, None)
@@ -281,22 +284,41 @@ class Reader:
             return
         self._hand_over()
         self._stop_replay(followed)
-        for part in (followed.sockets.sub, followed.sockets.monitor):
-            self._poller.unregister(part)
-            del self._by_socket[part]
+        self._close_live(followed)
         followed.sockets.close()
         followed.stream.close()
         self._sink.remove_worker(worker)
 
     # -- one stream -----------------------------------------------------------------------------------------------
 
+    def _open_live(self, followed: _Followed, now: float) -> None:
+        try:
+            followed.sockets.open_live()
+        except zmq.ZMQError as error:  # tried again like a lost connection
+            followed.errors["endpoint"] += 1
+            log.warning("%s: %s: %s", followed.target.worker, followed.target.events, error)
+            self._pause(followed, now)
+            return
+        for part in (followed.sockets.sub, followed.sockets.monitor):
+            self._poller.register(part, zmq.POLLIN)
+            self._by_socket[part] = followed
+
+    def _close_live(self, followed: _Followed) -> None:
+        if followed.sockets.sub is not None:
+            for part in (followed.sockets.sub, followed.sockets.monitor):
+                self._poller.unregister(part)
+                del self._by_socket[part]
+            followed.sockets.close_live()
+
+    def _pause(self, followed: _Followed, now: float) -> None:
+        followed.reconnect_at = now + followed.pause
+        followed.pause = min(2 * followed.pause, RECONNECT_LAST)
+
     def _drain(self, followed: _Followed, share: int, size: int, now: float) -> None:
         """Read what one worker's sockets have.
 
-        A connection's handshake is reported before its first message can be read. So messages are read first and the
-        reports second, but told to the stream in the other order: no message of a new connection is ever taken for
-        one of the old. One of the old may be taken for one of the new; a replay shows that, and where there is no
-        replay, what was there when the connection came again is thrown away.
+        Messages are read first and the monitor second, so that no message of a connection is taken that is known to
+        be over: what is read when its end is reported may be younger than that, and a replay brings it again.
         """
         sockets, stream = followed.sockets, followed.stream
         messages = []
@@ -307,11 +329,16 @@ class Reader:
                 break
         for link in sockets.links():
             self._link(followed, link, now)
-            if link is Link.UP and followed.connections > 1 and followed.target.replay is None:
-                stream.counts.discarded += len(messages) + sum(1 for _ in sockets.live(self._settings.receive_high_water))
-                messages.clear()
+        if sockets.sub is None:
+            stream.counts.discarded += len(messages)
+            return
         for seq, payload in messages:
             self._carry_out(followed, stream.live(seq, payload, now))
+        if sockets.overrun:
+            followed.errors["overrun"] += 1
+            log.warning("%s: more comes than can be taken; its queue is dropped", followed.target.worker)
+            self._disconnected(followed, now)
+            return
         for seq, payload in sockets.replies(share):
             if seq == END:
                 self._carry_out(followed, stream.replay_ended(now))
@@ -323,27 +350,37 @@ class Reader:
         self._log_state(followed)
 
     def _link(self, followed: _Followed, link: Link, now: float) -> None:
-        stream = followed.stream
         if link is Link.RETRIED:
             followed.reconnect_attempts += 1
         elif link is Link.REFUSED:
             followed.errors["handshake"] += 1
-        if link in (Link.UP, Link.DOWN) and followed.connected:
-            followed.connected, followed.connected_since = False, None
-            followed.disconnections += 1
-            followed.overdue_since = now
-            self._carry_out(followed, stream.disconnected(now))
-            self._log_state(followed)
-        if link is Link.UP:
-            followed.connected, followed.connected_since = True, time.time()
+        elif link is Link.DOWN and followed.connected:
+            self._disconnected(followed, now)
+        elif link is Link.UP:
+            followed.connected, followed.connected_since, followed.changed_at = True, time.time(), now
             followed.connections += 1
             followed.overdue = False
-            self._carry_out(followed, stream.connected(now))
+            self._carry_out(followed, followed.stream.connected(now))
             self._log_state(followed)
             if followed.connections > 1:
                 self._relocate(followed.target.engine)
 
+    def _disconnected(self, followed: _Followed, now: float) -> None:
+        """The connection is over, and its socket with it; another is opened after a pause."""
+        if now - followed.changed_at >= RECONNECT_LAST:
+            followed.pause = RECONNECT_FIRST
+        followed.connected, followed.connected_since, followed.changed_at = False, None, now
+        followed.disconnections += 1
+        followed.overdue_since = now
+        self._close_live(followed)
+        self._pause(followed, now)
+        self._carry_out(followed, followed.stream.disconnected(now))
+        self._log_state(followed)
+
     def _tick(self, followed: _Followed, now: float) -> None:
+        if followed.sockets.sub is None and now >= followed.reconnect_at:
+            followed.reconnect_attempts += 1
+            self._open_live(followed, now)
         if not followed.connected:
             patience = OVERDUE_AGAIN if followed.overdue else self._settings.connect_timeout
             if now - followed.overdue_since >= patience:

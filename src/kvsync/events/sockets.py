@@ -10,6 +10,14 @@ Wire facts (vLLM's ``ZmqEventPublisher``)
 
     Each round has a DEALER of its own: late replies to a round that timed out can't be taken for the next one's, and
     the engine's side starts with an empty queue, which it bounds and overflows.
+
+    Likewise each connection has a SUB of its own. ZMQ would connect again by itself, into the same queue: nobody could
+    tell the last messages of the old process from the first of the new one.
+
+No high-water mark
+    ZMQ aborts the whole process when a heartbeat finds a connection dead while its queue is at RCVHWM (libzmq #3937,
+    open; seen with 4.3.5). Heartbeats are needed, so the queue has no mark, and the backlog is bounded here: a
+    connection whose queue was not empty for so many messages or bytes is *overrun*, and whoever reads closes it.
 """
 
 from __future__ import annotations
@@ -49,41 +57,66 @@ class Link(Enum):
 
 
 class WorkerSockets:
-    """The sockets of one worker. Opening them never waits for the network.
-
-    Raises:
-        zmq.ZMQError: an endpoint that ZMQ refuses (no address, no port).
-    """
+    """The sockets of one worker. Opening them never waits for the network."""
 
     def __init__(self, context: zmq.Context[Any], events: str, replay: str | None, settings: EventsSettings) -> None:
         self.faults: Counter[str] = Counter()
         """Messages dropped, by reason: ``frame_count``, ``sequence_size``, ``sequence_range``."""
-        self.dealer: _SocketT | None = None
+        self.sub: _SocketT | None = None
         self.monitor: _SocketT | None = None
+        self.dealer: _SocketT | None = None
         self._context = context
+        self._events = events
         self._replay = replay
         self._settings = settings
-        # Everything is set before connect: ZMQ reads most options then and never again.
-        self.sub: _SocketT = context.socket(zmq.SUB)
+        self._backlog_messages = 0
+        self._backlog_bytes = 0
+
+    @property
+    def overrun(self) -> bool:
+        """More comes than is read: the live queue has not been empty for too long."""
+        return (
+            self._backlog_messages > self._settings.receive_high_water
+            or self._backlog_bytes > self._settings.receive_bytes
+        )
+
+    def open_live(self) -> None:
+        """Connect to the live side.
+
+        Raises:
+            zmq.ZMQError: ZMQ refuses the endpoint (no address, no port), or there are no sockets left.
+        """
+        self._backlog_messages = self._backlog_bytes = 0
+        self.sub = self._context.socket(zmq.SUB)
         try:
-            self._prepare(self.sub, settings.receive_high_water)
+            # Everything is set before connect: ZMQ reads most options then and never again.
+            self._prepare(self.sub)
             self.sub.set(zmq.SUBSCRIBE, b"")
-            interval, timeout = _ms(settings.heartbeat_interval), _ms(settings.heartbeat_timeout)
+            interval, timeout = _ms(self._settings.heartbeat_interval), _ms(self._settings.heartbeat_timeout)
             self.sub.set(zmq.HEARTBEAT_IVL, interval)
             self.sub.set(zmq.HEARTBEAT_TIMEOUT, timeout)
             self.sub.set(zmq.HEARTBEAT_TTL, min(timeout, 6_553_599))  # ZMQ's own limit
             self.monitor = self.sub.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | _FAILED_HANDSHAKES
             )
-            self.sub.connect(events)
-        except BaseException:
-            self.close()
+            self.sub.connect(self._events)
+        except zmq.ZMQError:
+            self.close_live()
             raise
+
+    def close_live(self) -> None:
+        """Disconnect; whatever was received and not read is gone."""
+        if self.sub is None:
+            return
+        if self.monitor is not None:
+            self.sub.disable_monitor()
+            self.monitor.close(linger=0)
+        self.sub.close(linger=0)
+        self.sub = self.monitor = None
 
     def links(self) -> Iterator[Link]:
         """What happened to the live connection since the last call, oldest first."""
-        assert self.monitor is not None
-        while (frames := _receive(self.monitor)) is not None:
+        while self.monitor is not None and (frames := _receive(self.monitor)) is not None:
             event = parse_monitor_message(frames)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 yield Link.UP
@@ -97,9 +130,12 @@ class WorkerSockets:
     def live(self, limit: int) -> Iterator[tuple[int, bytes]]:
         """At most ``limit`` live messages, as far as they are there. Counts the malformed ones and leaves them out."""
         for _ in range(limit):
-            frames = _receive(self.sub)
+            frames = None if self.sub is None else _receive(self.sub)
             if frames is None:
+                self._backlog_messages = self._backlog_bytes = 0
                 return
+            self._backlog_messages += 1
+            self._backlog_bytes += sum(map(len, frames))
             message = self._parse(frames, (3,))
             if message is not None and self._in_range(message[0]):
                 yield message
@@ -113,7 +149,7 @@ class WorkerSockets:
         assert self._replay is not None
         self.stop_replay()
         self.dealer = self._context.socket(zmq.DEALER)
-        self._prepare(self.dealer, 0)  # unlimited: whatever is dropped here costs another round
+        self._prepare(self.dealer)
         self.dealer.connect(self._replay)
         self.dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
 
@@ -136,16 +172,13 @@ class WorkerSockets:
 
     def close(self) -> None:
         self.stop_replay()
-        if self.monitor is not None:
-            self.sub.disable_monitor()
-            self.monitor.close(linger=0)
-        self.sub.close(linger=0)
+        self.close_live()
 
-    def _prepare(self, socket: _SocketT, high_water: int) -> None:
+    def _prepare(self, socket: _SocketT) -> None:
         timeout = _ms(self._settings.connect_timeout)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.IPV6, 1)
-        socket.set(zmq.RCVHWM, min(high_water, 0x7FFF_FFFF))
+        socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.set(zmq.CONNECT_TIMEOUT, timeout)
         socket.set(zmq.HANDSHAKE_IVL, timeout)

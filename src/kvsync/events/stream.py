@@ -85,7 +85,6 @@ class Cause(Enum):
 TRANSITIONS: Final[dict[State, dict[Cause, State]]] = {
     State.CONNECTING: {
         Cause.CONNECTED: State.CATCHING_UP,
-        Cause.RESTARTED: State.CONNECTING,
     },
     State.CATCHING_UP: {
         Cause.CAUGHT_UP: State.LIVE,
@@ -113,7 +112,6 @@ TRANSITIONS: Final[dict[State, dict[Cause, State]]] = {
     },
     State.DOWN: {
         Cause.CONNECTED: State.CATCHING_UP,
-        Cause.RESTARTED: State.DOWN,
     },
 }
 """A pair that is not in the table can't happen; meeting one raises ``KeyError``."""
@@ -182,7 +180,7 @@ class Counts:
     over_budget: int = 0
     """Batches dropped because too much was waiting."""
     discarded: int = 0
-    """Batches that waited behind a gap and were dropped with it, or with their epoch."""
+    """Batches that waited and were dropped with their gap, their connection or their epoch."""
     replays: int = 0
     """Rounds asked for."""
     replays_answered: int = 0
@@ -261,7 +259,7 @@ class Stream:
         self._seen = -1
         """The highest number known to exist, dropped ones included."""
         self._live_last = -1
-        """The last number that came live in this epoch: the publisher never goes back."""
+        """The last number that came live on this connection: the publisher never goes back."""
         self._live_first: int | None = None
         """The first number that came live on this connection."""
         self._heard_at = 0.0
@@ -279,15 +277,16 @@ class Stream:
     # -- inputs ---------------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> list[Action]:
-        """The live socket has shaken hands."""
+        """The live socket has shaken hands. Whatever it received before must have been handed over, or thrown away."""
         self._go(Cause.CONNECTED)
         self._live_first = None
+        self._live_last = -1
+        self._seen = -1 if self.last is None else self.last  # what else was seen may be of another epoch
         self._restarts = 0
         self._heard_at = now
         if self._can_replay:
             self._begin_repair()
         else:
-            self._discard_waiting()
             self._forget()
             self._pick_up_anywhere()
             self._go(Cause.GAVE_UP)
@@ -296,6 +295,7 @@ class Stream:
     def disconnected(self, now: float) -> list[Action]:
         """The live socket has lost its connection; it connects again by itself."""
         self._close_round()
+        self._discard_waiting()  # a replay brings it again, from whoever answers then
         self._verified = False
         self._go(Cause.DISCONNECTED)
         return self._flush()
@@ -310,6 +310,9 @@ class Stream:
             self._stamps[seq % REMEMBERED] = (seq, stamp(payload))
             self.counts.applied += 1
             return [Apply(seq, payload)]
+        if self.state in (State.CONNECTING, State.DOWN):  # read late; a replay brings it again
+            self.counts.discarded += 1
+            return []
         if self.state is State.SILENT:
             self._go(Cause.HEARD)
         known = self._known(seq)
@@ -353,6 +356,7 @@ class Stream:
             current.jumps.add((current.previous, seq))
         current.previous = seq
         assert self._next is not None
+        self._drain()
         if known is None and seq >= self._next:
             current.new += 1
             self._seen = max(self._seen, seq)
@@ -414,17 +418,14 @@ class Stream:
         if self._can_replay:
             if first is not None:
                 self._hold(*first)
-            if self.state is State.CATCHING_UP:
-                self._begin_repair()
-        elif first is not None and self.state is State.CATCHING_UP:
+            self._begin_repair()
+        elif first is not None:
             if first[0] != 0:
                 self._forget()
             self._next = first[0]
             self._verified = True
             self._apply(*first)
             self._go(Cause.CAUGHT_UP if self.whole else Cause.GAVE_UP)
-        elif first is not None:
-            self.counts.discarded += 1
 
     def _restart_by_replay(self) -> None:
         self._restarts += 1
@@ -449,14 +450,9 @@ class Stream:
         self._forget()
         self._absent.clear()
         if self._seen in self._waiting:
-            first = self._seen
-            while first - 1 in self._waiting:
-                first -= 1
-            self._discard_waiting(below=first)
-            self._next = first
+            self._go_on_from(self._run_up_to(self._seen))
         elif self._seen >= (behind or 0):  # the newest was dropped, so no run that waits reaches the end
-            self._discard_waiting()
-            self._next = self._seen + 1
+            self._go_on_from(self._seen + 1)
         elif not self._verified:
             self._pick_up_anywhere()
         if behind is not None and self._next is not None:
@@ -491,22 +487,32 @@ class Stream:
         return self._repair_started is not None and now - self._repair_started >= self._replay_round_timeout
 
     def _begin_round_at(self, current: _Round, seq: int) -> None:
-        """The first number of a round shows what the engine still has."""
+        """The first number of a round shows what the engine still has. What is needed below it may wait already."""
+        first = self._run_up_to(seq)
         if self._next is None:
-            if seq > current.asked:
-                self.counts.lost += seq - current.asked
+            if first > current.asked:
+                self.counts.lost += first - current.asked
                 self._forget()
-            elif not self.whole and seq == 0:
+            elif not self.whole and first == 0:
                 self._out.append(NewEpoch())  # partial until now: from here on everything is had, from 0 on
                 self.whole = True
-            self._next = seq
-        elif seq > current.asked and (seq > self._next or not self._verified):
+            self._go_on_from(first)
+        elif seq > current.asked and (first > self._next or not self._verified):
             # The engine's buffer begins behind what is needed, or behind what could prove the epoch.
-            self.counts.lost += max(0, seq - self._next)
+            self.counts.lost += max(0, first - self._next)
             self._forget()
-            self._discard_waiting(below=seq)
-            self._next = seq
+            self._go_on_from(first)
         self._verified = True
+
+    def _run_up_to(self, seq: int) -> int:
+        """Where the unbroken run of waiting batches begins that leads up to ``seq``; without one, ``seq``."""
+        while seq - 1 in self._waiting:
+            seq -= 1
+        return seq
+
+    def _go_on_from(self, seq: int) -> None:
+        self._discard_waiting(below=seq)
+        self._next = seq
 
     def _end_round(self, current: _Round, now: float, *, proper: bool) -> None:
         self._close_round()

@@ -2,22 +2,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import pytest_asyncio
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import WorkerStatus
+from kvsync.events.contracts import Sink, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
-from kvsync.events.types import BlockStoredEvent
+from kvsync.events.types import BlockStoredEvent, UndecodableBatch
 from tests.integration.events.publisher import Publisher
 
-SETTINGS = EventsSettings(replay_timeout=0.3, poll_timeout=0.02, heartbeat_interval=0.2, heartbeat_timeout=0.5)
+SETTINGS = EventsSettings(
+    replay_timeout=0.5, poll_timeout=0.02, heartbeat_interval=0.2, heartbeat_timeout=0.5, connect_timeout=1.0
+)
 
 
 @dataclass
@@ -31,6 +32,9 @@ class RecordingSink:
     """Per worker, the first stored hash of each batch, since the last forgetting."""
     drains: list[int] = field(default_factory=list)
     slow: Callable[[], None] | None = None
+    """Called at the beginning of each drain."""
+    on_forget: Callable[[], None] | None = None
+    undecodable: list[int] = field(default_factory=list)
 
     def add_worker(self, worker: str, model: str, **facts: Any) -> None:
         assert worker not in self.facts, "registered twice"
@@ -51,7 +55,11 @@ class RecordingSink:
         n = 0
         for worker, payload in batches:
             n += 1
-            batch = decode_batch(payload)
+            try:
+                batch = decode_batch(payload)
+            except UndecodableBatch:
+                self.undecodable.append(1)
+                continue
             for event in batch.events:
                 if isinstance(event, BlockStoredEvent):
                     first = event.block_hashes[0]
@@ -60,6 +68,8 @@ class RecordingSink:
         self.drains.append(n)
 
     def forget(self, worker: str) -> None:
+        if self.on_forget is not None:
+            self.on_forget()
         self.calls.append(("forget", worker))
         self.trust[worker] = "partial"
         self.applied[worker] = []
@@ -73,15 +83,20 @@ class RecordingSink:
 class Fleet:
     """A manager with its recording sink, and publishers that are closed with it."""
 
-    def __init__(self, settings: EventsSettings = SETTINGS) -> None:
+    def __init__(self, settings: EventsSettings = SETTINGS, sink: Sink | None = None) -> None:
         self.sink = RecordingSink()
-        self.manager = EventManager(self.sink, settings)
+        self.manager = EventManager(self.sink if sink is None else sink, settings)
         self.publishers: list[Publisher] = []
 
     def publisher(self, **options: Any) -> Publisher:
         publisher = Publisher(**options)
         self.publishers.append(publisher)
         return publisher
+
+    async def close(self) -> None:
+        await self.manager.stop()
+        for publisher in self.publishers:
+            publisher.close()
 
     async def follow(self, publisher: Publisher, uid: str = "a", **facts: Any) -> None:
         await self.manager.add(engine_of(publisher, uid, **facts))
@@ -124,13 +139,4 @@ async def fleet() -> AsyncIterator[Fleet]:
     try:
         yield it
     finally:
-        await it.manager.stop()
-        for publisher in it.publishers:
-            publisher.close()
-
-
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    it = Publisher()
-    yield it
-    it.close()
+        await it.close()

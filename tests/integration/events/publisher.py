@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -43,6 +43,8 @@ def _endpoint(socket: zmq.Socket[bytes]) -> str:
 class Publisher:
     """Publishes numbered batches and answers replays, in a thread of its own (sockets never change threads).
 
+    ``already``: a batch of one hash each that it has published before it was there to connect to.
+
     Attributes may be set at any time:
         drop: numbers that a replay leaves out, each once for every time it stands in the list.
         end_marker: whether replays end properly.
@@ -59,6 +61,7 @@ class Publisher:
         hwm: int = 100_000,
         started: float = 1_000.0,
         host: str = "127.0.0.1",
+        already: Sequence[int] = (),
     ) -> None:
         self.topic_frame = topic_frame
         self.started = started
@@ -67,7 +70,9 @@ class Publisher:
         self.silent_replay = False
         self.requests: list[int] = []
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        self._next = 0
+        for seq, value in enumerate(already):
+            self._buffer.append((seq, payload(started + seq, value)))
+        self._next = len(already)
         self._work: deque[Callable[[], None]] = deque()
         self._stop = False
         self._context: zmq.Context[Any] = zmq.Context()
@@ -165,3 +170,18 @@ class Publisher:
         if self.end_marker:
             end_lead = [frames[0], b""] + ([b""] if self.topic_frame else [])
             self._router.send_multipart([*end_lead, END, b""])
+
+
+def neighbours(count: int) -> list[Publisher]:
+    """Publishers without replay on ports that follow each other, as the ranks of one engine have them."""
+    while True:
+        found = [Publisher(replay_port=None)]
+        try:
+            first = int(found[0].events.rpartition(":")[2])
+            for n in range(1, count):
+                found.append(Publisher(events_port=first + n, replay_port=None))
+        except zmq.ZMQError:  # one of them is taken: begin elsewhere
+            for publisher in found:
+                publisher.close()
+        else:
+            return found

@@ -68,7 +68,6 @@ class History(RuleBasedStateMachine):
         self.links: deque[bool] = deque()
         """What the monitor has to report."""
         self.told = False
-        self.connections = 0
         """The connection as the stream was told."""
         self.wire: deque[tuple[int, bytes]] = deque()
         """Live messages received by ZMQ and not read yet."""
@@ -140,10 +139,28 @@ class History(RuleBasedStateMachine):
                 self.replies.append(None)
         self.carry_out(self.stream.replay_started(self.now))
 
-    @precondition(lambda self: bool(self.replies))
-    @rule(count=st.integers(1, 10))
-    def reply(self, count: int) -> None:
-        for _ in range(count):
+    # -- the reader ---------------------------------------------------------------------------------------------------
+
+    @rule(live=st.integers(0, 10), replayed=st.integers(0, 10))
+    def drain(self, live: int, replayed: int) -> None:
+        """As the reader does it: messages are read before the monitor's reports and told after them.
+
+        A connection that is over takes its socket with it, and all that was read or waits in there.
+        """
+        read = [self.wire.popleft() for _ in range(min(live, len(self.wire)))]
+        while self.links:
+            if self.links.popleft():
+                self.told = True
+                self.carry_out(self.stream.connected(self.now))
+            elif self.told:
+                self.told = self.link = False
+                read.clear()
+                self.wire.clear()
+                self.links.clear()
+                self.carry_out(self.stream.disconnected(self.now))
+        for seq, body in read:
+            self.carry_out(self.stream.live(seq, body, self.now))
+        for _ in range(replayed):
             if not self.replies:
                 return
             answer = self.replies.popleft()
@@ -151,28 +168,6 @@ class History(RuleBasedStateMachine):
                 self.carry_out(self.stream.replay_ended(self.now))
             else:
                 self.carry_out(self.stream.replayed(*answer, self.now))
-
-    # -- the reader ---------------------------------------------------------------------------------------------------
-
-    @rule(count=st.integers(0, 10))
-    def drain(self, count: int) -> None:
-        """As the reader does it: messages are read first, the monitor's reports second, and told the other way round.
-
-        What was read when a connection comes again may be the old one's or the new one's. Only a replay can tell, so
-        without one it is thrown away.
-        """
-        read = [self.wire.popleft() for _ in range(min(count, len(self.wire)))]
-        while self.links:
-            up = self.links.popleft()
-            if up is not self.told:
-                self.told = up
-                self.connections += up
-                if up and self.connections > 1 and not self.can_replay:
-                    read = []
-                    self.wire.clear()
-                self.carry_out(self.stream.connected(self.now) if up else self.stream.disconnected(self.now))
-        for seq, body in read:
-            self.carry_out(self.stream.live(seq, body, self.now))
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 5.0, 61.0]), served=st.booleans())
     def tick(self, seconds: float, served: bool) -> None:
@@ -224,8 +219,6 @@ class History(RuleBasedStateMachine):
         """From here on everything works: the stream must come to the present, and stay sound on the way."""
         if not hasattr(self, "stream"):
             return
-        if not self.link:
-            self.connect()
         self.publish(1, lost=False)
         for _ in range(3):
             self.settle()
@@ -251,11 +244,11 @@ class History(RuleBasedStateMachine):
 
     def settle(self) -> None:
         for _ in range(400):
-            self.drain(1000)
+            if not self.link:
+                self.connect()
+            self.drain(1000, 1000)
             if self.asked is not None:
                 self.grant([], answer=True)
-            while self.replies:
-                self.reply(10)
             self.tick(0.6, served=False)
             if not self.wire and self.stream.state is State.LIVE and self.asked is None and self.replies is None:
                 return
