@@ -200,7 +200,7 @@ class _Round:
     anchored: bool
     """``asked`` is a number already applied, whose timestamp is known."""
     probe: bool
-    started: bool = False
+    started_at: float | None = None
     heard_at: float = 0.0
     previous: int | None = None
     """The last number that came in this round."""
@@ -268,7 +268,8 @@ class Stream:
         self._rounds = 0
         self._barren = 0
         self._restarts = 0
-        self._repair_started: float | None = None
+        self._spent = 0.0
+        """Seconds that the ended rounds of this repair took, their waiting for a turn apart."""
         self._jumps: set[tuple[int, int]] = set()
         """Jumps of the properly ended rounds of this repair."""
         self._absent: dict[int, int] = {}
@@ -329,16 +330,13 @@ class Stream:
     def replay_started(self, now: float) -> list[Action]:
         """The request of the open round has been sent."""
         if self._round is not None:
-            self._round.started = True
-            self._round.heard_at = now
-            if self._repair_started is None:
-                self._repair_started = now
+            self._round.started_at = self._round.heard_at = now
         return self._flush()
 
     def replayed(self, seq: int, payload: bytes, now: float) -> list[Action]:
         """A batch came in the open round."""
         current = self._round
-        if current is None or not current.started:
+        if current is None or current.started_at is None:
             self.counts.stray += 1
             return []
         current.heard_at = now
@@ -369,7 +367,7 @@ class Stream:
 
     def replay_ended(self, now: float) -> list[Action]:
         """The open round's end marker came."""
-        if self._round is None or not self._round.started:
+        if self._round is None or self._round.started_at is None:
             self.counts.stray += 1
         else:
             self.counts.replays_answered += 1
@@ -380,7 +378,10 @@ class Stream:
         """Time goes by. ``served_at`` is when the engine last answered a request, as far as anybody saw."""
         current = self._round
         if current is not None:
-            if current.started and (now - current.heard_at >= self._replay_timeout or self._overtime(now)):
+            if current.started_at is None:
+                return []
+            spent = self._spent + now - current.started_at
+            if now - current.heard_at >= self._replay_timeout or spent >= self._replay_round_timeout:
                 self.counts.replays_failed += 1
                 self._end_round(current, now, proper=False)
         elif self.state in (State.LIVE, State.SILENT):
@@ -388,8 +389,7 @@ class Stream:
             if mute and self.state is State.LIVE:
                 self._go(Cause.SILENCE)
             if self._can_replay and now - self._probed_at >= (SILENCE if mute else PROBE_INTERVAL):
-                self._probed_at = now
-                self._repair_started = None
+                self._spent = 0.0
                 self._ask(probe=True)
         return self._flush()
 
@@ -466,7 +466,7 @@ class Stream:
     def _begin_repair(self) -> None:
         self._close_round()
         self._rounds = self._barren = 0
-        self._repair_started = None
+        self._spent = 0.0
         self._jumps.clear()
         self._absent.clear()
         self._ask()
@@ -482,9 +482,6 @@ class Stream:
         if self._round is not None:
             self._round = None
             self._out.append(StopReplay())
-
-    def _overtime(self, now: float) -> bool:
-        return self._repair_started is not None and now - self._repair_started >= self._replay_round_timeout
 
     def _begin_round_at(self, current: _Round, seq: int) -> None:
         """The first number of a round shows what the engine still has. What is needed below it may wait already."""
@@ -517,6 +514,8 @@ class Stream:
     def _end_round(self, current: _Round, now: float, *, proper: bool) -> None:
         self._close_round()
         self._probed_at = now
+        assert current.started_at is not None
+        self._spent += now - current.started_at
         if proper and current.previous is None:
             if current.anchored:  # it no longer knows its own last number: its history is another one
                 self._restart_by_replay()
@@ -544,7 +543,8 @@ class Stream:
             self._go(Cause.CAUGHT_UP)
             return
         self._barren = 0 if current.new else self._barren + 1
-        if self._rounds >= MAX_ROUNDS or self._barren >= MAX_BARREN_ROUNDS or self._overtime(now):
+        overtime = self._spent >= self._replay_round_timeout
+        if self._rounds >= MAX_ROUNDS or self._barren >= MAX_BARREN_ROUNDS or overtime:
             self._give_up()
         else:
             self._ask()

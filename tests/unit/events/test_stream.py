@@ -276,6 +276,16 @@ def test_all_rounds_together_are_limited_in_time() -> None:
     assert s.live(60) == [60]
 
 
+def test_waiting_for_a_turn_is_not_counted_in_that_time() -> None:
+    s = S()
+    s.connected()
+    s.later(100)
+    assert s.round(0, 1)[-1] == ("ask", 1)
+    s.later(100)
+    assert s.round(1) == ["StopReplay"]
+    assert s.state == "live"
+
+
 def test_a_gap_whose_numbers_fell_out_of_the_buffer() -> None:
     s = S().caught_up(9)
     assert s.live(30) == [("ask", 9)]
