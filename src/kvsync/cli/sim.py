@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import uvloop
 
 if TYPE_CHECKING:
     from kvsync.engine_sim import SimConfig, SimEngine
@@ -78,7 +79,7 @@ def sim(tokenizer: Path | None, prefill_rate: float, decode_rate: float, speed: 
     try:
         time = TimeModel(prefill_rate=prefill_rate, decode_rate=decode_rate, speed=speed)
         engine = SimEngine(SimConfig(time=time, **options))  # type: ignore[arg-type]
-        asyncio.run(_serve(engine))
+        uvloop.run(_serve(engine))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

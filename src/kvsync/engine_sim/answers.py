@@ -42,7 +42,8 @@ class Answer:
         self.id = f"{'chatcmpl' if call.chat else 'cmpl'}-{secrets.token_hex(8)}"
         self._created = int(time.time())
         self._texts = [""] * len(call.requests)
-        self._started = [False] * len(call.requests)
+        self._sent = [0] * len(call.requests)
+        """Output tokens per choice that chunks were made of."""
 
     def document(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """The whole answer, from all its deltas."""
@@ -70,7 +71,7 @@ class Answer:
             return
         for index in range(len(self._call.requests)):
             choice = {"index": index, "delta": {"role": "assistant", "content": ""}}
-            chunk = self._chunk(choice | {"logprobs": None, "finish_reason": None}, 0)
+            chunk = self._chunk(choice | {"logprobs": None, "finish_reason": None})
             chunk["prompt_token_ids"] = list(self._call.prompts[0].tokens) if self._call.token_ids else None
             chunk["prompt_text"] = None
             yield chunk
@@ -79,6 +80,8 @@ class Answer:
         """One step's chunk for one choice."""
         request = self._call.requests[delta.index]
         choice: dict[str, Any] = {"index": delta.index}
+        first = not self._sent[delta.index]
+        self._sent[delta.index] += 1
         token_ids = [delta.token] if self._call.token_ids else None
         if self._call.chat:
             choice |= {"delta": {"content": delta.text}, "logprobs": None, "finish_reason": delta.finish}
@@ -86,7 +89,6 @@ class Answer:
                 choice["stop_reason"] = None
             choice["token_ids"] = token_ids
         else:
-            first, self._started[delta.index] = not self._started[delta.index], True
             text, tokens = delta.text, [delta.token]
             if first and self._call.echo:
                 text, tokens = self._echo(delta.index) + text, [*request.prompt, *tokens]
@@ -100,7 +102,7 @@ class Answer:
                 else None,
                 "token_ids": token_ids,
             }
-        chunk = self._chunk(choice, request.produced)
+        chunk = self._chunk(choice)
         if delta.finish and not self._call.usage_chunk:
             chunk["system_fingerprint"] = self._fingerprint
         return chunk
@@ -118,10 +120,10 @@ class Answer:
             "usage": _without_none(usage),
         }
 
-    def _chunk(self, choice: dict[str, Any], produced: int) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head(self._stream_object()) | {"choices": [choice]}
         if self._call.usage_always:
-            prompt = len(self._call.requests[choice["index"]].prompt)
+            prompt, produced = len(self._call.requests[choice["index"]].prompt), self._sent[choice["index"]]
             chunk["usage"] = {
                 "prompt_tokens": prompt,
                 "total_tokens": prompt + produced,

@@ -60,7 +60,8 @@ class SimEngine:
         self._calls = Calls(config, self._tokenizer, Outputs(self._tokenizer, config.answer_tokens))
         self._ranks: list[Rank] = []
         self._work: list[asyncio.Task[None]] = []
-        self._later: set[asyncio.Task[None]] = set()
+        self._later: dict[str, asyncio.Task[None]] = {}
+        """Ends of faults that last a while; a fault that is armed again lasts anew."""
         self._next_rank = 0
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
@@ -107,7 +108,7 @@ class SimEngine:
 
     async def stop(self) -> None:
         """Cut what is open and free the ports."""
-        for task in self._later:
+        for task in self._later.values():
             task.cancel()
         self.thawed.set()
         await self._stop_ranks()
@@ -151,13 +152,13 @@ class SimEngine:
                 self._publisher(fault.rank).faults.replay_frames = fault.after
             case Refuse():
                 await self._refuse()
-                self._after(fault.seconds, self._listen())
+                self._after(fault.kind, fault.seconds, self._listen())
             case Freeze():
                 self.thawed.clear()
                 for rank in self._ranks:
                     rank.freeze()
                 if fault.seconds is not None:
-                    self._after(fault.seconds, self._thaw())
+                    self._after(fault.kind, fault.seconds, self._thaw())
             case Restart():
                 await self._restart(spare)
             case Heal():
@@ -274,7 +275,7 @@ class SimEngine:
             if connection.transport is not None and connection.transport is not spare:
                 connection.transport.abort()
 
-    def _after(self, seconds: float, what: Coroutine[Any, Any, None]) -> None:
+    def _after(self, kind: str, seconds: float, what: Coroutine[Any, Any, None]) -> None:
         async def later() -> None:
             try:
                 await asyncio.sleep(seconds)
@@ -283,9 +284,9 @@ class SimEngine:
                 raise
             await what
 
-        task = asyncio.create_task(later())
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        if earlier := self._later.get(kind):
+            earlier.cancel()
+        self._later[kind] = asyncio.create_task(later())
 
 
 def _port(endpoint: str) -> int:

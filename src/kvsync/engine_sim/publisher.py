@@ -106,7 +106,7 @@ class Publisher:
         self._outbox.send(self._dialect.encode_batch(self._clock(), events, self._rank))
 
     def close(self) -> None:
-        """Send what is queued, then free the ports."""
+        """Publish what is queued, then free the ports; as in vLLM, what the network has not taken by then is lost."""
         self.running.set()
         self._outbox.send(_STOP)
         self._thread.join()

@@ -104,8 +104,6 @@ class Server:
             return web.json_response(error.payload, status=error.status)
         except EngineGone:
             return _cut(request)
-        except web.HTTPRequestEntityTooLarge as error:
-            raise ApiError(400, "the body is too large") from error
         except web.HTTPException as error:
             if error.status < 400:
                 raise

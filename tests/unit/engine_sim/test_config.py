@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
+from kvsync.engine_sim.cache import KVCache
 from kvsync.engine_sim.config import SimConfig
 from kvsync.engine_sim.groups import FullAttention, SlidingWindow
+from kvsync.engine_sim.hashing import BlockHasher
+from kvsync.engine_sim.request import Request
+from kvsync.engine_sim.scheduler import Scheduler
+from tests.unit.engine_sim.support import drain
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,26 @@ def test_a_window_makes_a_hybrid() -> None:
     # The window group never holds more than its window and one step's tokens.
     assert config.most_blocks == 256 + -(-(63 + 2048) // 16) + 1
     assert SimConfig().groups == (FullAttention(),)
+
+
+@pytest.mark.parametrize("window", [None, 2, 17, 64])
+@pytest.mark.parametrize("prompt", [1, 100, 159])
+def test_the_longest_request_runs_in_the_smallest_pool(window: int | None, prompt: int) -> None:
+    shape: dict[str, Any] = {"sliding_window": window, "max_model_len": 160, "max_num_batched_tokens": 64}
+    smallest = SimConfig(blocks=1_000, **shape).most_blocks + 1
+    config = SimConfig(blocks=smallest, **shape)
+    with pytest.raises(ValueError, match="usable"):
+        SimConfig(blocks=smallest - 1, **shape)
+    cache = KVCache(
+        blocks=smallest,
+        block_size=config.block_size,
+        groups=config.groups,
+        hasher=BlockHasher(0),
+        longest=config.max_model_len,
+        in_flight=config.max_num_batched_tokens,
+    )
+    scheduler = Scheduler(cache, max_running=config.max_num_seqs, max_tokens=config.max_num_batched_tokens)
+    request = Request(tuple(range(prompt)), tuple(range(160 - prompt)))
+    drain(scheduler, request)
+    assert request.produced == 160 - prompt
+    assert scheduler.counters.preemptions == 0
