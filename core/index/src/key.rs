@@ -105,3 +105,83 @@ impl<'a> KeyChain<'a> {
         self.keys[i]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> BlockKey {
+        BlockKey::root("model", &Adapter::None, 2)
+    }
+
+    fn salt(value: &str) -> ExtraKey<'_> {
+        ExtraKey::Salt(value.into())
+    }
+
+    #[test]
+    fn every_part_of_a_context_counts() {
+        let named = |name: &'static str| Adapter::Named(name.into());
+        let roots = [
+            root(),
+            BlockKey::root("model", &Adapter::None, 4),
+            BlockKey::root("mode", &named("l"), 2),
+            BlockKey::root("model", &named(""), 2),
+            BlockKey::root("model", &named("1"), 2),
+            BlockKey::root("model", &Adapter::Hidden(1), 2),
+            BlockKey::root("model", &Adapter::Hidden(0x31), 2),
+            BlockKey::root("", &named("model"), 2),
+        ];
+        for (at, one) in roots.iter().enumerate() {
+            assert!(!roots[..at].contains(one), "{at}");
+        }
+    }
+
+    #[test]
+    fn kinds_of_extra_keys_never_meet() {
+        let lists = [
+            vec![],
+            vec![salt("x")],
+            vec![salt("xx")],
+            vec![salt("x"), salt("x")],
+            vec![ExtraKey::Image("x".into(), None)],
+            vec![ExtraKey::Image("x".into(), Some(0))],
+            vec![ExtraKey::Image("x".into(), Some(-1))],
+            vec![ExtraKey::Embeds(b"x"[..].into())],
+            vec![ExtraKey::Opaque(b"x"[..].into())],
+            vec![ExtraKey::Image("x".into(), None), ExtraKey::Image("y".into(), None)],
+            vec![ExtraKey::Image("y".into(), None), ExtraKey::Image("x".into(), None)],
+        ];
+        let keys: Vec<_> = lists.iter().map(|extra| root().child(&[1, 2], extra)).collect();
+        for (at, one) in keys.iter().enumerate() {
+            assert!(!keys[..at].contains(one), "{:?}", lists[at]);
+        }
+    }
+
+    #[test]
+    fn the_order_of_kinds_does_not_count() {
+        let image = ExtraKey::Image("i".into(), Some(3));
+        let one = root().child(&[1, 2], &[salt("s"), image.clone()]);
+        assert_eq!(one, root().child(&[1, 2], &[image, salt("s")]));
+    }
+
+    #[test]
+    fn extra_keys_do_not_pass_for_a_further_block() {
+        let bytes = canonical(&[salt("abc")]);
+        let (chunks, rest) = bytes.as_chunks();
+        assert!(rest.is_empty(), "as long as a block of tokens would be");
+        let tokens: Vec<u32> = chunks.iter().map(|chunk| u32::from_ne_bytes(*chunk)).collect();
+        let (block, further) = (root().child(&[1, 2], &[salt("abc")]), root().child(&[1, 2], &[]).child(&tokens, &[]));
+        assert_ne!(block, further);
+    }
+
+    #[test]
+    fn a_chain_computes_what_single_steps_do() {
+        let tokens: Vec<u32> = (0..7).collect();
+        let extra = [vec![], vec![salt("s")]];
+        let mut chain = KeyChain::new(root(), &tokens, 2, &extra);
+        let first = root().child(&[0, 1], &[]);
+        let second = first.child(&[2, 3], &extra[1]);
+        assert_eq!(chain.key(2), second.child(&[4, 5], &[]));
+        assert_eq!((chain.key(0), chain.key(1)), (first, second));
+    }
+}

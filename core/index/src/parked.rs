@@ -77,3 +77,53 @@ impl Parked {
         under.contains_key(parent)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Adapter;
+
+    fn run(parent: u64, tokens: usize) -> Run<'static> {
+        Run {
+            hashes: vec![EngineHash::Unsigned(7)],
+            parent: Some(EngineHash::Unsigned(parent)),
+            tokens: vec![0; tokens],
+            block_size: 1,
+            adapter: Adapter::None,
+            extra_keys: None,
+        }
+    }
+
+    #[test]
+    fn what_waits_is_taken_once_oldest_first() {
+        let mut parked = Parked::default();
+        for tokens in 1..=3 {
+            assert_eq!(parked.park(run(1, tokens)), 0);
+        }
+        parked.park(run(2, 9));
+        let taken: Vec<_> = parked.take_under(&EngineHash::Unsigned(1)).iter().map(|run| run.tokens.len()).collect();
+        assert_eq!(taken, [1, 2, 3]);
+        assert!(parked.take_under(&EngineHash::Unsigned(1)).is_empty());
+        assert_eq!((parked.len(), parked.bytes), (1, run(2, 9).size()));
+    }
+
+    #[test]
+    fn the_oldest_makes_room() {
+        let mut parked = Parked::default();
+        for parent in 0..PARKED_EVENTS as u64 {
+            assert_eq!(parked.park(run(parent, 0)), 0);
+        }
+        assert_eq!(parked.park(run(1, 0)), 1);
+        assert!(!parked.waits_for(&EngineHash::Unsigned(0)));
+        assert_eq!(parked.take_under(&EngineHash::Unsigned(1)).len(), 2);
+    }
+
+    #[test]
+    fn bytes_are_bounded_even_for_a_single_run() {
+        let mut parked = Parked::default();
+        parked.park(run(0, 5));
+        assert_eq!(parked.park(run(0, PARKED_BYTES / 4)), 2);
+        assert!(parked.is_empty() && parked.under.is_empty());
+        assert_eq!(parked.bytes, 0);
+    }
+}

@@ -129,3 +129,6 @@ impl<'a> Fields<'a> {
         if reader.is_at_end() { Ok(fields) } else { Err(BatchError::NotMsgpack) }
     }
 }
+
+#[cfg(test)]
+mod tests;

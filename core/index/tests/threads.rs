@@ -1,0 +1,97 @@
+//! One writer, many readers: a match sees each worker's batch wholly or not at all.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, Stored, Tier};
+use kvsync_index::{Facts, Index, Prompt};
+
+const BLOCKS: u64 = 64;
+const BATCHES: usize = 2_000;
+
+fn hashes() -> Vec<EngineHash<'static>> {
+    (0..BLOCKS).map(EngineHash::Unsigned).collect()
+}
+
+fn store() -> Event<'static> {
+    Event::Stored(Stored {
+        run: Run {
+            hashes: hashes(),
+            parent: None,
+            tokens: (0..BLOCKS as u32).collect(),
+            block_size: 1,
+            adapter: Adapter::None,
+            extra_keys: Some(vec![vec![]; BLOCKS as usize]),
+        },
+        tier: Some(Tier::Gpu),
+        group: 0,
+        kind: None,
+        window: None,
+    })
+}
+
+/// Tail first, so that a reader in between would see a prefix that no batch ends with.
+fn removal() -> Event<'static> {
+    let hashes = hashes().into_iter().rev().collect();
+    Event::Removed(Removed { hashes, tier: Some(Tier::Gpu), group: Some(0), remaining: None })
+}
+
+#[test]
+fn a_match_sees_whole_batches() {
+    let index = Index::new();
+    index.add_worker("w", "m", Facts::default());
+    let tokens: Vec<u32> = (0..=BLOCKS as u32).collect();
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[] };
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut looks = 0;
+                    while !done.load(Ordering::Relaxed) || looks == 0 {
+                        let credit = index.lookup(&prompt)[0].1.credit;
+                        assert!(credit == 0 || credit == BLOCKS, "{credit}");
+                        looks += 1;
+                        thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        let worker = index.worker("w").expect("registered");
+        for at in 0..BATCHES {
+            worker.change(|worker| worker.apply(None, [if at % 2 == 0 { store() } else { removal() }]));
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.join().expect("no reader saw part of a batch");
+        }
+    });
+}
+
+#[test]
+fn workers_come_and_go_while_others_match() {
+    let index = Index::new();
+    let tokens: Vec<u32> = (0..=BLOCKS as u32).collect();
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[] };
+    index.add_worker("stays", "m", Facts::default());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..500 {
+                index.add_worker("goes", "m", Facts::default());
+                let worker = index.worker("goes").expect("registered");
+                worker.change(|worker| worker.apply(None, [store()]));
+                index.remove_worker("goes");
+                worker.change(|worker| worker.apply(None, [store()])); // nobody sees it any more
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            let found = index.lookup(&prompt);
+            assert_eq!(found[0].0.name(), "stays");
+            assert!(found.len() <= 2);
+        }
+    });
+    assert_eq!(index.lookup(&prompt).len(), 1);
+    assert!(index.worker("goes").is_none());
+}
