@@ -8,7 +8,7 @@ whole request shape on another. :func:`unsupported` says so beforehand; :func:`c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from kvsync.tokenize.errors import LocalFailed
@@ -35,6 +35,7 @@ _RESERVED: Final = frozenset(
 )
 """Template kwargs that mean something else to the engine than to the template."""
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
+_CALL: Final = ("id", "function", "type")
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict", "defer_loading")
 
 
@@ -99,9 +100,11 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _message(message: Mapping[str, Any], content_format: ContentFormat) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
-    # A tool's answer is text for every template: few of them loop over its parts.
-    as_text = content_format == "string" or role == "tool"
-    seen: dict[str, Any] = {"role": role, "content": "\n".join(_texts(content)) if as_text else _parts(content)}
+    shown: str | list[dict[str, Any]] = "\n".join(_texts(content)) if content_format == "string" else _parts(content)
+    if role == "tool" and isinstance(shown, list):
+        # A tool's answer is text for every template: few of them loop over its parts.
+        shown = "\n".join(part["text"] for part in shown)
+    seen: dict[str, Any] = {"role": role, "content": shown}
     if role == "assistant":
         calls = message.get("tool_calls")
         if calls and not isinstance(calls, list):
@@ -148,17 +151,40 @@ def _part_text(part: Mapping[str, Any]) -> str | None:
 
 
 def _tool_call(call: object) -> dict[str, Any]:
-    """A call of the history, its arguments parsed: templates expect an object, clients send a string."""
-    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-        raise LocalFailed("bad_tool_call", "no function")
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments:
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    """A call of the history as the engine's types rebuild it: their order of fields, then the client's further ones.
+
+    Templates that print a whole call show that order. The arguments become an object, which templates expect.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if (
+        not isinstance(call, dict)
+        or not isinstance(function, dict)
+        or not isinstance(call.get("id"), str)
+        or call.get("type") != "function"
+        or not isinstance(function.get("name"), str)
+        or not isinstance(function.get("arguments"), str)
+    ):
+        raise LocalFailed("bad_tool_call", "not an id, a type and a function with name and arguments")
+    seen = {"arguments": _arguments(function["arguments"]), "name": function["name"]}
+    return {
+        "id": call["id"],
+        "function": {**seen, **_without(function, seen)},
+        "type": "function",
+        **_without(call, _CALL),
+    }
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """What is no JSON object stands for none: it lies in the history, where nobody can mend it."""
+    try:
+        parsed = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _without(fields: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in known}
 
 
 __all__ = ["ContentFormat", "conversation", "tool_list", "unsupported"]

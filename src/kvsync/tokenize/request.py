@@ -333,11 +333,11 @@ def _truncation(body: Mapping[str, Any], chat: bool) -> Truncation | None:
 
 
 def _reads_cache(body: Mapping[str, Any], chat: bool) -> bool:
-    """Prompt log probabilities need every prompt token computed; ``echo`` asks for them through the other field."""
+    """Prompt log probabilities need every prompt token computed. ``echo`` asks for them too: with ``logprobs`` in a
+    completion, always in a chat (whose ``top_logprobs`` defaults to 0, which counts as asked)."""
     if body.get("prompt_logprobs") is not None:
         return False
-    asked = body.get("top_logprobs", 0) if chat else body.get("logprobs")
-    return not (body.get("echo") and asked is not None)
+    return not (body.get("echo") and (chat or body.get("logprobs") is not None))
 
 
 def _optional(body: Mapping[str, Any], field: str, kind: type) -> Any:

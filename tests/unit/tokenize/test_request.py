@@ -248,7 +248,7 @@ class TestFlags:
             (COMPLETIONS, {"echo": True}, True),
             (COMPLETIONS, {"echo": True, "logprobs": 0}, False),
             (CHAT, {"echo": True}, False),
-            (CHAT, {"echo": True, "top_logprobs": None}, True),
+            (CHAT, {"echo": True, "top_logprobs": None}, False),
             (CHAT, {"echo": False, "top_logprobs": 2}, True),
         ],
     )
