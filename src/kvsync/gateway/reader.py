@@ -20,6 +20,7 @@ from kvsync.gateway.headers import Field
 from kvsync.gateway.paths import Route
 
 MAX_URL = 8 << 10
+_LOOKED_AT = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
 class Request:
@@ -115,6 +116,7 @@ class RequestReader:
         self._fields: list[Field] = []
         self._head_bytes = self._head_fed = 0
         self._hosts = 0
+        self._special: list[tuple[bytes, bytes]] = []
         self._length: int | None = None
         self._chunked = False
         self._body: list[bytes] = []
@@ -151,14 +153,16 @@ class RequestReader:
         if self._head_bytes > self._max_header:
             self._refuse(errors.header_too_large(self._max_header))
         lower = name.lower()
-        if lower == b"content-length":
-            if len(value) > 20:
+        if lower in _LOOKED_AT:
+            if lower == b"host":
+                self._hosts += 1
+            elif lower != b"content-length":
+                self._special.append((lower, value))
+                self._chunked = self._chunked or lower == b"transfer-encoding"
+            elif len(value) > 20:
                 self._refuse(errors.bad_request("malformed Content-Length"))
-            self._length = int(value)  # the parser has seen to it that these are digits
-        elif lower == b"transfer-encoding":
-            self._chunked = True
-        elif lower == b"host":
-            self._hosts += 1
+            else:
+                self._length = int(value)  # the parser has seen to it that these are digits
         self._fields.append((lower, name, value))
 
     def on_headers_complete(self) -> None:
@@ -211,7 +215,7 @@ class RequestReader:
         Returns whether the client waits for ``100 Continue``.
         """
         encoded = expects = False
-        for lower, _, value in self._fields:
+        for lower, value in self._special:
             if lower == b"transfer-encoding":
                 if value.strip().lower() != b"chunked":
                     raise errors.transfer_encoding()

@@ -14,7 +14,7 @@ import msgspec
 
 TAIL = 64 << 10
 _KEY = b'"usage"'
-_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})")
+_OBJECT = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 

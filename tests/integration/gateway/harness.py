@@ -136,8 +136,8 @@ class FakeEngine:
     def port(self) -> int:
         return int(self.server.sockets[0].getsockname()[1])
 
-    async def start(self, tls: ssl.SSLContext | None = None) -> None:
-        self.server = await asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=tls, backlog=1024)
+    async def start(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        self.server = await asyncio.start_server(self._talk, host, 0, ssl=tls, backlog=1024)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = Talk(reader, writer, self.connections)

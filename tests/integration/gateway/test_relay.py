@@ -310,3 +310,16 @@ async def test_the_wait_for_a_streams_first_piece_is_the_wait_for_the_first_byte
     async with house(script, first_byte_timeout=5, idle_timeout=0.2) as home:
         answer = await (await home.client()).ask()
         assert (answer.body, answer.whole) == (b"data: 1\n\n", True)
+
+
+async def test_an_engine_with_an_ipv6_address() -> None:
+    engine = FakeEngine("six", always(reply(b"{}")))
+    try:
+        await engine.start(host="::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    async with house(urls=[f"http://[::1]:{engine.port}"]) as home:
+        answer = await (await home.client()).ask()
+        assert answer.one(b"target-pod-ip") == b"[::1]:%d" % engine.port
+        assert engine.requests[0].get(b"host") == [b"[::1]:%d" % engine.port]
+    await engine.stop()

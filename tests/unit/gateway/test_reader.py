@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsync.gateway.errors import Problem
@@ -54,6 +54,7 @@ LAST = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(MESSAGES), max_size=4), st.sampled_from(LAST), st.data())
 def test_the_same_requests_however_they_are_cut(messages: list[bytes], last: bytes, data: st.DataObject) -> None:
     wire = b"".join(messages) + last
