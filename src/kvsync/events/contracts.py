@@ -39,10 +39,11 @@ class Sink(Protocol):
     def new_epoch(self, worker: str) -> None: ...
 
 
-class DrainTimer(Protocol):
+class Timer(Protocol):
     """Hears how long each hand-over to the sink took. All other figures are read from :class:`WorkerStatus`."""
 
-    def drained(self, batches: int, seconds: float) -> None: ...
+    def applied(self, worker: str, seconds: float) -> None:
+        """A drain with batches of this worker (and perhaps of others) took so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,6 @@ and in the reader's thread: be quick. One that raises is dropped."""
 
 
 __all__ = [
-    "DrainTimer",
     "Located",
     "Locator",
     "NotLocated",
@@ -134,5 +134,6 @@ __all__ = [
     "ReaderEnded",
     "Sink",
     "Target",
+    "Timer",
     "WorkerStatus",
 ]

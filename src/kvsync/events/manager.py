@@ -23,7 +23,7 @@ import aiohttp
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import DrainTimer, Locator, NotLocated, Observer, ReaderEnded, Sink, Target, WorkerStatus
+from kvsync.events.contracts import Locator, NotLocated, Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
 from kvsync.events.sources import HttpLocator
 from kvsync.events.stream import State
 
@@ -63,7 +63,7 @@ class EventManager:
         settings: EventsSettings,
         *,
         locator: Locator | None = None,
-        timer: DrainTimer | None = None,
+        timer: Timer | None = None,
         start_sequence: int = 0,
     ) -> None:
         self._sink = sink

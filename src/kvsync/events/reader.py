@@ -25,7 +25,7 @@ from typing import Any, Final
 import zmq
 
 from kvsync.config.model import EventsSettings
-from kvsync.events.contracts import DrainTimer, Observer, ReaderEnded, Sink, Target, WorkerStatus
+from kvsync.events.contracts import Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.sockets import END, Link, WorkerSockets
 from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, State, StopReplay, Stream
@@ -102,7 +102,7 @@ class Reader:
         settings: EventsSettings,
         *,
         relocate: Callable[[str], None],
-        timer: DrainTimer | None = None,
+        timer: Timer | None = None,
         start_sequence: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -462,7 +462,9 @@ class Reader:
                 self._followed[worker].errors["sink"] += 1
                 self._sink.forget(worker)
         if self._timer is not None:
-            self._timer.drained(len(batch), time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            for worker in dict.fromkeys(w for w, _ in batch):
+                self._timer.applied(worker, seconds)
         if self._observers:
             for (worker, payload), seq in zip(batch, sequences, strict=True):
                 self._show(worker, seq, payload)

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import Sink, WorkerStatus
+from kvsync.events.contracts import Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
@@ -83,9 +83,11 @@ class RecordingSink:
 class Fleet:
     """A manager with its recording sink, and publishers that are closed with it."""
 
-    def __init__(self, settings: EventsSettings = SETTINGS, sink: Sink | None = None) -> None:
+    def __init__(
+        self, settings: EventsSettings = SETTINGS, sink: Sink | None = None, timer: Timer | None = None
+    ) -> None:
         self.sink = RecordingSink()
-        self.manager = EventManager(self.sink if sink is None else sink, settings)
+        self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer)
         self.publishers: list[Publisher] = []
 
     def publisher(self, **options: Any) -> Publisher:

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 T = TypeVar("T")
+TOPIC = b"kv@pod1@tiny"
 END = b"\xff" * 8
 
 
@@ -43,7 +44,7 @@ def _endpoint(socket: zmq.Socket[bytes]) -> str:
 class Publisher:
     """Publishes numbered batches and answers replays, in a thread of its own (sockets never change threads).
 
-    ``already``: a batch of one hash each that it has published before it was there to connect to.
+    ``already``, ``bodies``: what it has published before it was there to connect to, as one hash each, or as payloads.
 
     Attributes may be set at any time:
         drop: numbers that a replay leaves out, each once for every time it stands in the list.
@@ -62,6 +63,7 @@ class Publisher:
         started: float = 1_000.0,
         host: str = "127.0.0.1",
         already: Sequence[int] = (),
+        bodies: Sequence[bytes] = (),
     ) -> None:
         self.topic_frame = topic_frame
         self.started = started
@@ -70,9 +72,9 @@ class Publisher:
         self.silent_replay = False
         self.requests: list[int] = []
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        for seq, value in enumerate(already):
-            self._buffer.append((seq, payload(started + seq, value)))
-        self._next = len(already)
+        bodies = bodies or [payload(started + seq, value) for seq, value in enumerate(already)]
+        self._buffer.extend(enumerate(bodies))
+        self._next = len(bodies)
         self._work: deque[Callable[[], None]] = deque()
         self._stop = False
         self._context: zmq.Context[Any] = zmq.Context()
@@ -107,7 +109,7 @@ class Publisher:
             body = payload(self.started + seq, *hashes, rank=rank, removed=removed)
             self._buffer.append((seq, body))
             if not lost:
-                self._pub.send_multipart([b"kv@test", seq.to_bytes(8, "big"), body])
+                self._pub.send_multipart([TOPIC, seq.to_bytes(8, "big"), body])
             return seq
 
         return self._do(work)
@@ -159,7 +161,7 @@ class Publisher:
         self.requests.append(start)
         if self.silent_replay:
             return
-        lead = [frames[0], b""] + ([b"kv@test"] if self.topic_frame else [])
+        lead = [frames[0], b""] + ([TOPIC] if self.topic_frame else [])
         for seq, body in list(self._buffer):
             if seq < start:
                 continue

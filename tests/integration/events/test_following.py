@@ -500,6 +500,27 @@ async def test_a_reader_that_fails_says_so_and_leaves_nothing_behind(fleet: Flee
     assert fleet.manager.failed
 
 
+async def test_each_hand_over_is_timed() -> None:
+    times: list[tuple[str, float]] = []
+
+    class Clock:
+        def applied(self, worker: str, seconds: float) -> None:
+            times.append((worker, seconds))
+
+    fleet = Fleet(timer=Clock())
+    await fleet.manager.start()
+    try:
+        publisher = fleet.publisher()
+        publisher.publish(1)
+        await fleet.follow(publisher)
+        await fleet.until(lambda: len(times) == 1)
+        worker, seconds = times[0]
+        assert worker == "a"
+        assert 0 < seconds < 10
+    finally:
+        await fleet.close()
+
+
 async def test_observers_see_decoded_batches_with_their_origin(fleet: Fleet) -> None:
     publisher = fleet.publisher()
     seen: list[tuple[str, int, EventBatch]] = []
