@@ -144,52 +144,52 @@ def read_request(path: str, body: Mapping[str, Any]) -> Reading:
     """What is to be tokenized for a request to ``path``. Never raises; see :class:`Reading`."""
     xargs = body.get("vllm_xargs")
     salt = body.get("cache_salt")
-    flags = Reading(
-        reason="unsupported_api",
-        cache_salt=salt if isinstance(salt, str) else None,
-        hides_keys=salt is not None,
-        reannounces=isinstance(xargs, dict) and xargs.get("kv_cache_report_mode") == "full",
-    )
+    flags: dict[str, Any] = {
+        "cache_salt": salt if isinstance(salt, str) else None,
+        "hides_keys": salt is not None,
+        "reannounces": isinstance(xargs, dict) and xargs.get("kv_cache_report_mode") == "full",
+    }
     if path not in ("/v1/completions", "/v1/chat/completions"):
-        return replace(flags, hides_keys=flags.hides_keys or _may_carry_media(body))
+        flags["hides_keys"] = flags["hides_keys"] or _may_carry_media(body)
+        return Reading(reason="unsupported_api", **flags)
     chat = path == "/v1/chat/completions"
     try:
         if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 1024):
             raise _Refused("invalid_request")
-        flags = replace(
-            flags,
-            reason=None,
-            truncation=_truncation(body, chat),
-            reads_cache=_reads_cache(body, chat),
-            single=body.get("n") in (None, 1) and body.get("best_of") in (None, 1) and not body.get("use_beam_search"),
+        flags["reads_cache"] = _reads_cache(body, chat)
+        flags["single"] = (
+            body.get("n") in (None, 1) and body.get("best_of") in (None, 1) and not body.get("use_beam_search")
         )
+        flags["truncation"] = _truncation(body, chat)
         return _read_chat(body, flags) if chat else _read_completion(body, flags)
     except _Refused as refused:
-        hidden = flags.hides_keys or refused.reason == "prompt_embeds" or (chat and _may_carry_media(body))
-        return replace(flags, reason=refused.reason, hides_keys=hidden)
+        if refused.reason == "prompt_embeds" or (chat and _may_carry_media(body)):
+            flags["hides_keys"] = True
+        return Reading(reason=refused.reason, **flags)
 
 
 def pack_ids(ids: Sequence[Any]) -> bytes | None:
-    """Token ids as native-endian uint32, or ``None`` when one of them is no such number (a bool is none)."""
-    if not set(map(type, ids)) <= {int}:
-        return None
+    """Token ids as native-endian uint32, or ``None`` when one of them is no such number.
+
+    A bool is the number 0 or 1, as it is to the engine.
+    """
     try:
         return array("I", ids).tobytes()
-    except OverflowError:
+    except (OverflowError, TypeError):
         return None
 
 
 # --- completions
 
 
-def _read_completion(body: Mapping[str, Any], flags: Reading) -> Reading:
+def _read_completion(body: Mapping[str, Any], flags: dict[str, Any]) -> Reading:
     embeds = body.get("prompt_embeds")
     if embeds is not None and embeds != []:
         raise _Refused("prompt_embeds")
     prompt = body.get("prompt")
     special = _boolean(body, "add_special_tokens", True)
     if isinstance(prompt, str) and prompt:
-        return replace(flags, works=(Text(prompt, special),))
+        return Reading(works=(Text(prompt, special),), **flags)
     if not isinstance(prompt, list) or not prompt:
         raise _Refused("invalid_request")
     if isinstance(prompt[0], str):
@@ -197,20 +197,20 @@ def _read_completion(body: Mapping[str, Any], flags: Reading) -> Reading:
             raise _Refused("invalid_request")
         if len(prompt) > MAX_TEXTS:
             raise _Refused("too_many_prompts")
-        return replace(flags, works=tuple(Text(p, special) for p in prompt))
+        return Reading(works=tuple(Text(p, special) for p in prompt), **flags)
     lists = prompt if isinstance(prompt[0], list) else [prompt]
     if not all(isinstance(p, list) and p for p in lists):
         raise _Refused("invalid_request")
     packed = tuple(filter(None, map(pack_ids, lists)))
     if len(packed) != len(lists):
         raise _Refused("invalid_request")
-    return replace(flags, ids=packed)
+    return Reading(ids=packed, **flags)
 
 
 # --- chat
 
 
-def _read_chat(body: Mapping[str, Any], flags: Reading) -> Reading:
+def _read_chat(body: Mapping[str, Any], flags: dict[str, Any]) -> Reading:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _Refused("invalid_request")
@@ -240,8 +240,8 @@ def _read_chat(body: Mapping[str, Any], flags: Reading) -> Reading:
     if chat.continue_final_message and chat.add_generation_prompt:
         raise _Refused("invalid_request")
     if first_media is None:
-        return replace(flags, works=(chat,))
-    if flags.truncation is not None:
+        return Reading(works=(chat,), **flags)
+    if flags["truncation"] is not None:
         raise _Refused("truncated_media")
     # What stands before the message with the first image is the same whatever that message holds. Some templates and
     # engines move an image to its message's front, so not even text before it in that message is safe ground.
@@ -257,7 +257,8 @@ def _read_chat(body: Mapping[str, Any], flags: Reading) -> Reading:
         for text in _STAND_INS
     )
     rest = after // _CHARACTERS_PER_TOKEN + media * _TOKENS_PER_MEDIA
-    return replace(flags, works=works, media=True, rest=rest, hides_keys=True)
+    flags["hides_keys"] = True
+    return Reading(works=works, media=True, rest=rest, **flags)
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
