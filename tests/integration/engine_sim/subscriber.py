@@ -19,7 +19,7 @@ class Subscriber:
     """SUB and DEALER of one publisher.
 
     A subscription takes effect some time after the handshake, and nothing says when. So empty batches are published
-    until one arrives, then a last one that is not empty; ``base`` is the sequence number that follows it.
+    until one arrives, then a last one of a form that no engine sends; ``base`` is the sequence number that follows it.
     """
 
     def __init__(self, source: Publisher) -> None:
@@ -36,9 +36,9 @@ class Subscriber:
             source.publish([])
             if self._sub.poll(5):
                 break
-        source.publish([Cleared()])
+        source.publish([Cleared(), Cleared()])
         last, batch = self.batch()
-        while not batch[1]:
+        while batch[1] not in ([["AllBlocksCleared"]] * 2, [{"type": "AllBlocksCleared"}] * 2):
             last, batch = self.batch()
         self.base = last + 1
 
