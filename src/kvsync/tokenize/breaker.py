@@ -22,6 +22,8 @@ class Breaker:
         self._row = 0
         self._opened: float | None = None
         self._trial = False
+        self.openings = 0
+        """How often it went from letting calls through to not doing so."""
 
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
@@ -47,6 +49,7 @@ class Breaker:
     def failure(self) -> None:
         self._row += 1
         if self._row >= self._limit:
+            self.openings += self.state != "open"
             self._opened = self._clock()
         self._trial = False
 

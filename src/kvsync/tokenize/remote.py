@@ -121,6 +121,7 @@ class RemoteTokenizer:
         self._session: aiohttp.ClientSession | None = None
         self._failures: Counter[str] = Counter()
         self._calls = self._retries = self._answers = 0
+        self._gone_openings = 0
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -230,6 +231,7 @@ class RemoteTokenizer:
             model = ""
         known = self._endpoints.get(model, {})
         if known.keys() != set(urls):
+            self._gone_openings += sum(gone.breaker.openings for url, gone in known.items() if url not in urls)
             known = {url: known.get(url) or self._new(url) for url in urls}
             self._endpoints[model] = known
         return list(known.values())
@@ -260,16 +262,22 @@ class RemoteTokenizer:
         return None
 
     def stats(self) -> dict[str, Any]:
+        endpoints = [endpoint for known in self._endpoints.values() for endpoint in known.values()]
         return {
             "calls": self._calls,
             "answers": self._answers,
             "retries": self._retries,
             "failures": dict(self._failures),
             "endpoints": {
-                endpoint.url: {"breaker": endpoint.breaker.state, "waiting": endpoint.waiting}
-                for known in self._endpoints.values()
-                for endpoint in known.values()
+                endpoint.url: {
+                    "breaker": endpoint.breaker.state,
+                    "openings": endpoint.breaker.openings,
+                    "waiting": endpoint.waiting,
+                }
+                for endpoint in endpoints
             },
+            "active": sum(endpoint.breaker.state == "closed" for endpoint in endpoints),
+            "taken_out": self._gone_openings + sum(endpoint.breaker.openings for endpoint in endpoints),
         }
 
 

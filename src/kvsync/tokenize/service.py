@@ -72,6 +72,7 @@ class TokenizerService:
         self._without_local: dict[str, str] = {}
         self._proof = Proof(settings.local.prove, settings.local.compare, chance=chance)
         self._first_blocks = FirstBlocks(self._proof.suspect)
+        self._updating = asyncio.Lock()
         self._limits: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._sources: Counter[str] = Counter()
@@ -95,6 +96,12 @@ class TokenizerService:
 
     async def update_models(self, models: Sequence[ModelSettings]) -> None:
         """Take over a changed list of models. Tokenizers that stay are not read again."""
+        async with self._updating:
+            loaded, without = await self._load(models)
+            self._models, self._local, self._without_local = tuple(models), loaded, without
+
+    async def _load(self, models: Sequence[ModelSettings]) -> tuple[dict[str, LocalTokenizer], dict[str, str]]:
+        """Tokenizers by model, and for the other models why they have none."""
         loaded: dict[str, LocalTokenizer] = {}
         without: dict[str, str] = {}
         before = {model.name: model.tokenizer for model in self._models}
@@ -111,7 +118,7 @@ class TokenizerService:
                 except (LocalFailed, OSError, UnicodeDecodeError) as error:
                     without[model.name] = str(error)
                     log.warning("no local tokenizer for model %s: %s", model.name, error)
-        self._models, self._local, self._without_local = tuple(models), loaded, without
+        return loaded, without
 
     async def tokenize(self, path: str, body: dict[str, Any], model: str, adapter: str | None) -> TokenizedRequest:
         """The tokens of a request to ``path``, or why they are unknown. Never raises for a body or a tokenizer.

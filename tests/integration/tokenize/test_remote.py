@@ -235,6 +235,10 @@ class TestBreakers:
         assert client.stats()["endpoints"][bad.url]["breaker"] == "closed"
         assert len(bad.bodies) > 3
         assert good.bodies
+        assert (client.stats()["active"], client.stats()["taken_out"]) == (2, 2)
+        fleet.urls = [good.url]
+        await client.ask(HELLO, "tiny")
+        assert (client.stats()["active"], client.stats()["taken_out"]) == (1, 2)
 
     async def test_refusals_neither_open_nor_heal(self, fleet: Fleet) -> None:
         client = await fleet.client(retries=0, breaker_failures=3)

@@ -366,6 +366,13 @@ async def test_models_may_change(house: House) -> None:
     assert (await ask(service, CHAT, user("hi"))).reason == "no_tokenizer"
 
 
+async def test_changes_of_the_models_that_overlap_are_taken_in_turn(house: House) -> None:
+    service = await house.service(tokenizer=None, endpoint=None)
+    with_tokenizer, without = ModelSettings(name="tiny", tokenizer=TINY), ModelSettings(name="tiny")
+    await asyncio.gather(service.update_models([with_tokenizer]), service.update_models([without]))
+    assert service.stats()["local"]["ready"] == []
+
+
 # --- images
 
 

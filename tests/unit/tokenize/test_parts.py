@@ -121,7 +121,7 @@ class TestBreaker:
         clock.now += 5
         breaker.begin()
         breaker.success()
-        assert (breaker.state, breaker.permits) == ("closed", True)
+        assert (breaker.state, breaker.permits, breaker.openings) == ("closed", True, 2)
 
 
 class TestPool:
