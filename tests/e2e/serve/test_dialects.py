@@ -1,0 +1,208 @@
+"""Events of every dialect, as real vLLM sent them, steer requests over HTTP.
+
+For each version there are two models of two engines: one pair publishes while the gateway looks on, the other had
+published everything before the gateway was there. Engine ``a`` of a pair has the captured stream, engine ``b`` holds
+one prompt of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.wire import ARRAY_LENGTHS, as_array, batch, stored
+
+from .captured import Ask, Batch, Dialect, dialects, question
+from .client import Answer, streamed, until
+from .fleet import SYNC
+from .gateway import Decision, Gateway, running
+from .scripted import ScriptedEngine
+from .words import tokens
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-dialects")]
+
+DIALECTS = {dialect.version: dialect for dialect in dialects()}
+OTHER = tokens(100)
+"""The prompt that engine ``b`` holds."""
+OTHER_HELD = 96
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two engines of one model."""
+
+    model: str
+    dialect: Dialect
+    a: ScriptedEngine
+    b: ScriptedEngine
+    gateway: Gateway
+
+    @property
+    def worker_a(self) -> str:
+        return f"{self.model}-a"
+
+    @property
+    def worker_b(self) -> str:
+        return f"{self.model}-b"
+
+    async def applied(self) -> None:
+        await self.gateway.applied({self.worker_a: self.a.published, self.worker_b: self.b.published})
+
+    async def ask(self, ask: Ask, *, stream: bool) -> tuple[Answer, Decision]:
+        """Send one request; the engines report what vLLM reported."""
+        self.a.cached, self.b.cached = ask.cached, 0
+        body = {**ask.body, "model": ask.adapter or self.model}
+        return await self.gateway.ask(ask.path, streamed(body) if stream else body)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    live: Mapping[str, Pair]
+    late: Mapping[str, Pair]
+    """Those that had published before the gateway was started."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pairs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pairs]:
+    async with AsyncExitStack() as stack:
+        started: list[tuple[bool, Dialect, str, ScriptedEngine, ScriptedEngine]] = []
+        for dialect in DIALECTS.values():
+            before, _ = dialect.until_most_is_cached()
+            for late in (False, True):
+                model = f"{'late' if late else 'live'}-{dialect.version}"
+                a = await stack.enter_async_context(_engine(dialect, before if late else []))
+                b = await stack.enter_async_context(_engine(dialect, [_others(dialect)]))
+                started.append((late, dialect, model, a, b))
+        section = {"models": [_model(*each) for each in started]}
+        folder = tmp_path_factory.mktemp("dialects")
+        gateway = await stack.enter_async_context(running(folder, SYNC | section))
+        await gateway.live()
+        found = {model: Pair(model, dialect, a, b, gateway) for _, dialect, model, a, b in started}
+        for pair in found.values():
+            await pair.applied()
+        yield Pairs(
+            {version: found[f"live-{version}"] for version in DIALECTS},
+            {version: found[f"late-{version}"] for version in DIALECTS},
+        )
+
+
+def _engine(dialect: Dialect, already: Sequence[Batch]) -> ScriptedEngine:
+    asks = [step for step in dialect.steps if isinstance(step, Ask)]
+    return ScriptedEngine(
+        blocks=dialect.blocks,
+        replay_topic=dialect.replay_topic,
+        tokenizes={question(ask.body): ask.tokens for ask in asks},
+        already=already,
+    )
+
+
+def _others(dialect: Dialect) -> Batch:
+    """A batch that stores :data:`OTHER`, in the dialect's form, in blocks of its size."""
+    size = 32 if dialect.version == "0.32" else 16
+    event = stored(range(1, OTHER_HELD // size + 1), OTHER[:OTHER_HELD], block_size=size)
+    forms = {"0.9.2": "0.9.0", "0.11.2": "0.10.2", "0.23.0": "0.22.0"}
+    assert set(forms.values()) <= set(ARRAY_LENGTHS)
+    form = forms.get(dialect.version)
+    return Batch(b"", 0, batch(as_array(event, form) if form else event))
+
+
+def _model(late: bool, dialect: Dialect, model: str, a: ScriptedEngine, b: ScriptedEngine) -> dict[str, Any]:
+    adapters = [] if late else dialect.adapters  # an adapter's name says which model it is of
+    engines = [
+        {"name": f"{model}-{name}", "url": e.url, "events": e.events, "replay": e.replay, "adapters": list(adapters)}
+        for name, e in (("a", a), ("b", b))
+    ]
+    return {"name": model, "engines": engines}
+
+
+@pytest.fixture(params=DIALECTS)
+def live(request: pytest.FixtureRequest, pairs: Pairs) -> Pair:
+    return pairs.live[request.param]
+
+
+@pytest.fixture(params=DIALECTS)
+def late(request: pytest.FixtureRequest, pairs: Pairs) -> Pair:
+    return pairs.late[request.param]
+
+
+async def test_requests_follow_the_captured_stream(live: Pair) -> None:
+    """Through stores, evictions and clears: credit is at every moment what vLLM itself found in its cache."""
+    judged = found = 0
+    for number, step in enumerate(live.dialect.steps):
+        if isinstance(step, Batch):
+            await live.a.publish(step)
+            continue
+        await live.applied()
+        answer, decision = await live.ask(step, stream=bool(number % 2))
+        if not step.foreseeable:
+            continue
+        judged += 1
+        assert decision.credit[live.worker_a] == step.cached, step.label
+        assert decision.credit[live.worker_b] == 0, step.label
+        if step.cached:
+            found += 1
+            assert answer.engine == live.worker_a, step.label
+    assert found >= (10 if live.dialect.version == "0.32" else 3)
+    page = await live.gateway.metrics()
+    right = sum(
+        page.total("kvsync_audit_answers_total", worker=worker, verdict="right")
+        for worker in (live.worker_a, live.worker_b)
+    )
+    assert right == judged, "the audit saw it otherwise"
+    row = (await live.gateway.workers())[live.worker_a]
+    skipped = {word: count for word, count in row["index"]["counts"].items() if word.startswith(("skip", "undecod"))}
+    assert not skipped
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_only_a_replay_brings_steers_as_well(late: Pair, stream: bool) -> None:
+    _, ask = late.dialect.until_most_is_cached()
+    assert ask.cached >= 48
+    for _ in range(2):
+        before = len(late.a.served)
+        answer, decision = await late.ask(ask, stream=stream)
+        assert answer.text == "o k"
+        assert answer.cached == ask.cached
+        assert answer.engine == decision.worker == late.worker_a
+        assert len(late.a.served) == before + 1
+        assert decision.credit == {late.worker_a: ask.cached, late.worker_b: 0}
+        assert decision.record["mode"] == "exact"
+
+
+async def test_the_other_engine_gets_what_it_holds(late: Pair) -> None:
+    answer, decision = await late.gateway.complete(late.model, OTHER, max_tokens=1)
+    assert answer.engine == late.worker_b
+    assert decision.credit == {late.worker_a: 0, late.worker_b: OTHER_HELD}
+
+
+async def test_a_prompt_that_nobody_holds_goes_where_less_runs(late: Pair) -> None:
+    """Four at once, none of them answered before all are sent: two for each engine."""
+    engines = {late.worker_a: late.a, late.worker_b: late.b}
+    before = {name: len(engine.served) for name, engine in engines.items()}
+
+    async def arrived(count: int) -> None:
+        async def look() -> bool:
+            return sum(len(engine.served) - before[name] for name, engine in engines.items()) == count
+
+        await until(look, f"{count} requests at the engines")
+
+    for engine in engines.values():
+        engine.open.clear()
+    sent = []
+    try:
+        for count in range(1, 5):
+            body = {"model": late.model, "prompt": tokens(100), "max_tokens": 1}
+            sent.append(asyncio.create_task(late.gateway.ask("/v1/completions", body)))
+            await arrived(count)
+    finally:
+        for engine in engines.values():
+            engine.open.set()
+    answers = await asyncio.gather(*sent)
+    assert sorted(answer.engine for answer, _ in answers) == sorted(2 * list(engines))
+    assert all(decision.credited == 0 for _, decision in answers)
