@@ -197,6 +197,15 @@ def test_a_lost_end_marker_costs_a_timeout_and_another_round() -> None:
     assert (s.counts.replays, s.counts.replays_answered, s.counts.replays_failed) == (2, 1, 1)
 
 
+def test_a_round_without_its_end_marker_proves_nothing_even_if_it_meets_the_live_batches() -> None:
+    s = S()
+    s.connected()
+    s.live(1)
+    assert s.round(0, 1, end=False) == [0, 1, "StopReplay", ("ask", 1)]
+    assert s.round(1) == ["StopReplay"]
+    assert s.state == "live"
+
+
 def test_a_lost_tail_is_found_by_the_next_round() -> None:
     s = S()
     s.connected()
@@ -274,6 +283,20 @@ def test_all_rounds_together_are_limited_in_time() -> None:
     s.stream.replayed(59, batch(59), s.now)
     assert s.later(0.5) == ["StopReplay", "Forget"]
     assert s.live(60) == [60]
+
+
+def test_a_probe_has_all_the_time_of_a_repair_however_long_the_last_one_took() -> None:
+    s = S()
+    s.connected()
+    for first in (0, 19):
+        s.stream.replay_started(s.now)
+        for n in range(first, first + 20):
+            s.stream.replayed(n, batch(n), s.now)
+            assert s.later(0.9) == []
+        s.stream.replay_ended(s.now)
+        s.round(first + 19)
+        assert s.state == "live"
+        s.later(PROBE_INTERVAL)
 
 
 def test_waiting_for_a_turn_is_not_counted_in_that_time() -> None:
@@ -446,6 +469,37 @@ def test_a_restart_during_catching_up_begins_again() -> None:
     s.stream.replayed(0, batch(0), s.now)
     assert s.live(1, epoch=1) == ["StopReplay", "NewEpoch", ("ask", 0)]
     assert s.round(0, 1, epoch=1) == [0, 1, "StopReplay"]
+
+
+def test_what_waited_belongs_to_the_epoch_that_ended() -> None:
+    s = S().caught_up(0)
+    s.live(3, 5)
+    assert s.live(2, epoch=1) == ["StopReplay", "NewEpoch", ("ask", 0)]
+    assert s.round(0, 1, 2, epoch=1) == [0, 1, 2, "StopReplay"]
+    assert s.live(3, 4, epoch=1) == [3, 4]
+    assert s.budget.used == 0
+
+
+def test_numbers_of_an_earlier_connection_are_no_measure_for_the_next() -> None:
+    s = S()
+    s.connected()
+    s.live(8)  # never applied: nothing of that epoch is known
+    s.disconnected()
+    s.connected()
+    s.round(0, 1, epoch=1)
+    assert s.live(2, epoch=1) == [2]
+    assert s.counts.epochs == 0
+
+
+def test_an_engine_may_restart_as_often_as_it_likes_if_it_settles_in_between() -> None:
+    s = S().caught_up(1)
+    for n in range(1, 2 * MAX_RESTARTS):
+        s.later(PROBE_INTERVAL)
+        assert s.round(epoch=n)[-1] == ("ask", 0)
+        s.round(0, 1, epoch=n)
+        s.round(1, epoch=n)
+        assert s.state == "live"
+    assert s.stream.whole
 
 
 def test_a_publisher_that_restamps_its_replays_is_not_asked_forever() -> None:

@@ -257,4 +257,4 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
