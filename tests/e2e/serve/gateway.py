@@ -20,6 +20,8 @@ import yaml
 from .client import DEADLINE, Answer, Body, Client, until
 from .metrics import Scrape
 
+START: Final = 90.0
+"""Seconds for a start or an end of a process, on a machine that has much else to do."""
 _PORTS: Final = re.compile(rb"requests on port (\d+), admin on port (\d+)")
 _LAYERS: Final = re.compile(r"AIBRIX_|KVSYNC_|ROUTING_ALGORITHM$")
 
@@ -74,13 +76,13 @@ class Process:
             assert self._process.poll() is None, f"the gateway ended with {self._process.returncode}\n{self.log}"
             return _PORTS.search(self._log.read_bytes())
 
-        found = await until(look, "the gateway's ports in its log", 2 * DEADLINE)
+        found = await until(look, "the gateway's ports in its log", START)
         return int(found[1]), int(found[2])
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    async def ended(self, deadline: float = 2 * DEADLINE) -> int:
+    async def ended(self, deadline: float = START) -> int:
         """The exit status, once there is one.
 
         Raises:
