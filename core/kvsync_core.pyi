@@ -5,6 +5,8 @@ from typing import Literal, Protocol, final
 
 from typing_extensions import Buffer
 
+__all__ = ["Match", "PrefixIndex"]
+
 class _Batch(Protocol):
     """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
 
@@ -98,6 +100,9 @@ class PrefixIndex:
             ValueError: bytes whose length is no multiple of 4, or a buffer that is not contiguous.
             OverflowError: a token below 0 or above 2**32 − 1.
         """
+
+    def block_sizes(self, model: str) -> dict[str, int]:
+        """Tokens per block of each worker of ``model``; 0 before its first store."""
 
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""

@@ -135,6 +135,12 @@ impl Index {
         found
     }
 
+    /// Tokens per block of each worker of a model; 0 before its first store.
+    #[must_use]
+    pub fn block_sizes(&self, model: &str) -> Vec<(Arc<Registered>, u32)> {
+        self.workers_of(model).iter().map(|worker| (Arc::clone(worker), worker.worker.read().block_size())).collect()
+    }
+
     /// The state of every worker, by name.
     #[must_use]
     pub fn describe(&self) -> Vec<(String, Description)> {

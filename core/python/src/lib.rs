@@ -18,7 +18,7 @@ use answer::Match;
 use payload::Work;
 
 /// Tokens × workers from which a lookup lets go of the GIL: about 100 µs of work where every worker holds everything.
-const LONG_LOOKUP: usize = 1 << 18;
+const LONG_LOOKUP: usize = 1 << 17;
 
 /// The global prefix index; see `kvsync_core.pyi`.
 #[pyclass(frozen, module = "kvsync_core")]
@@ -122,6 +122,14 @@ impl PrefixIndex {
             answer.set_item(worker.name(), Match(found))?;
         }
         Ok(answer)
+    }
+
+    fn block_sizes<'py>(&self, py: Python<'py>, model: &str) -> PyResult<Bound<'py, PyDict>> {
+        let sizes = PyDict::new(py);
+        for (worker, size) in self.index.block_sizes(model) {
+            sizes.set_item(worker.name(), size)?;
+        }
+        Ok(sizes)
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

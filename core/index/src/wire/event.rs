@@ -6,25 +6,7 @@ use super::reader::{Any, Head, Malformed, Raw, Reader};
 use crate::event::{Adapter, EngineHash, Event, ExtraKey, Removed, Run, SkipReason, Stored, Tier};
 use crate::hits::Kind;
 
-/// The fields that matter, in the order of the array form (positions 1 to 11); those behind come in maps only.
-const NAMES: [&str; 13] = [
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-    "kv_cache_spec_sliding_window",
-    "session_id",
-    "remaining_copy_counts",
-];
-const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
-const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];
-
+// The fields that matter, in the order of BlockStored's array form (positions 1 to 11); those behind come in maps only.
 const HASHES: usize = 0;
 const PARENT: usize = 1;
 const TOKENS: usize = 2;
@@ -38,9 +20,52 @@ const KIND: usize = 9;
 const WINDOW: usize = 10;
 const SESSION: usize = 11;
 const REMAINING: usize = 12;
+const FIELDS: usize = 13;
+
+const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];
+
+fn field_of(name: &[u8]) -> Option<usize> {
+    Some(match name {
+        b"block_hashes" => HASHES,
+        b"parent_block_hash" => PARENT,
+        b"token_ids" => TOKENS,
+        b"block_size" => BLOCK_SIZE,
+        b"lora_id" => LORA_ID,
+        b"medium" => MEDIUM,
+        b"lora_name" => LORA_NAME,
+        b"extra_keys" => EXTRA_KEYS,
+        b"group_idx" => GROUP,
+        b"kv_cache_spec_kind" => KIND,
+        b"kv_cache_spec_sliding_window" => WINDOW,
+        b"session_id" => SESSION,
+        b"remaining_copy_counts" => REMAINING,
+        _ => return None,
+    })
+}
 
 /// Raw values by field.
-type Fields<'a> = [Option<Raw<'a>>; NAMES.len()];
+type Raws<'a> = [Option<Raw<'a>>; FIELDS];
+
+/// Fields as they stand in the event.
+#[derive(Default)]
+struct Fields<'a> {
+    raw: Raws<'a>,
+    /// Tokens are read where they stand: stepping over them first would cost as much again.
+    tokens: Option<Result<Option<Vec<u32>>, Malformed>>,
+}
+
+impl<'a> Fields<'a> {
+    /// Read the value of a field.
+    fn take(&mut self, field: usize, reader: &mut Reader<'a>) -> Read<()> {
+        if field == TOKENS {
+            self.tokens = Some(reader.u32s());
+        } else {
+            self.raw[field] = Some(reader.raw().map_err(wrong_type)?);
+        }
+        Ok(())
+    }
+}
 
 type Read<T> = Result<T, SkipReason>;
 
@@ -73,23 +98,20 @@ fn from_array<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>>
     let Ok(Head::Array(length)) = reader.head() else {
         return Err(SkipReason::WrongType);
     };
-    let mut first = None;
-    let mut items = [None; STORED_POSITIONS.len()];
-    for at in 0..length as usize {
-        let raw = reader.raw().map_err(wrong_type)?;
-        if at == 0 {
-            first = Some(raw);
-        } else if let Some(item) = items.get_mut(at - 1) {
-            *item = Some(raw);
+    if length == 0 {
+        return Err(SkipReason::NoTag);
+    }
+    let kind = tag_of(reader.raw().map_err(wrong_type)?);
+    let positions = if kind == Ok("BlockRemoved") { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
+    let mut fields = Fields::default();
+    for at in 0..length as usize - 1 {
+        match positions.get(at) {
+            Some(field) => fields.take(*field, reader)?,
+            None => reader.raw().map(drop).map_err(wrong_type)?,
         }
     }
-    *tag = tag_of(first.ok_or(SkipReason::NoTag)?)?;
-    let positions = if *tag == "BlockRemoved" { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
-    let mut fields = Fields::default();
-    for (field, item) in positions.iter().zip(items) {
-        fields[*field] = item;
-    }
-    build(tag, &fields)
+    *tag = kind?;
+    build(tag, fields)
 }
 
 fn from_map<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
@@ -100,36 +122,37 @@ fn from_map<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
     let mut fields = Fields::default();
     let mut names_are_text = true;
     for _ in 0..length {
-        let name = reader.raw().map_err(wrong_type)?.reader().text();
-        let raw = reader.raw().map_err(wrong_type)?;
-        match name {
-            Ok("type") => kind = Some(raw),
-            Ok(name) => {
-                if let Some(at) = NAMES.iter().position(|known| *known == name) {
-                    fields[at] = Some(raw);
-                }
-            }
-            Err(Malformed) => names_are_text = false,
+        let name = reader.string().map_err(wrong_type)?;
+        if let Some(field) = name.and_then(field_of) {
+            fields.take(field, reader)?;
+            continue;
         }
+        let raw = reader.raw().map_err(wrong_type)?;
+        if name == Some(b"type") {
+            kind = Some(raw);
+        }
+        names_are_text &= name.is_some_and(|name| std::str::from_utf8(name).is_ok());
     }
     if !names_are_text {
         return Err(SkipReason::WrongType);
     }
     *tag = tag_of(kind.ok_or(SkipReason::NoTag)?)?;
-    build(tag, &fields)
+    build(tag, fields)
 }
 
-fn build<'a>(tag: &str, fields: &Fields<'a>) -> Read<Event<'a>> {
+fn build<'a>(tag: &str, fields: Fields<'a>) -> Read<Event<'a>> {
     match tag {
         "BlockStored" => stored(fields).map(Event::Stored),
-        "BlockRemoved" => removed(fields).map(Event::Removed),
+        "BlockRemoved" => removed(&fields.raw).map(Event::Removed),
         "AllBlocksCleared" => Ok(Event::Cleared),
         _ => Err(SkipReason::UnknownTag),
     }
 }
 
 /// The order of the checks decides which reason an event with several faults gives.
-fn stored<'a>(fields: &Fields<'a>) -> Read<Stored<'a>> {
+fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
+    let Fields { raw: fields, tokens } = fields;
+    let fields = &fields;
     let hashes = hashes(fields)?;
     let parent = match fields[PARENT] {
         Some(raw) if !raw.is_nil() => Some(hash(raw.reader().any().map_err(wrong_type)?)?),
@@ -139,10 +162,7 @@ fn stored<'a>(fields: &Fields<'a>) -> Read<Stored<'a>> {
     let lora_id = optional_int(fields, LORA_ID)?;
     let block_size = optional_int(fields, BLOCK_SIZE)?.unwrap_or(0);
     let block_size = u32::try_from(block_size).ok().filter(|size| *size < 1 << 31).ok_or(SkipReason::BadBlockSize)?;
-    let tokens = match fields[TOKENS] {
-        Some(raw) => raw.reader().u32s().ok_or(SkipReason::BadToken)?.unwrap_or_default(),
-        None => Vec::new(),
-    };
+    let tokens = tokens.transpose().map_err(|_| SkipReason::BadToken)?.flatten().unwrap_or_default();
     let tier = Tier::of_medium(optional_text(fields, MEDIUM)?);
     let extra_keys = extra_keys(fields[EXTRA_KEYS], hashes.len(), lora_name, parent.is_none())?;
     let group = optional_int(fields, GROUP)?.unwrap_or(0);
@@ -154,10 +174,10 @@ fn stored<'a>(fields: &Fields<'a>) -> Read<Stored<'a>> {
     Ok(Stored { run, tier, group, kind, window })
 }
 
-fn removed<'a>(fields: &Fields<'a>) -> Read<Removed<'a>> {
+fn removed<'a>(fields: &Raws<'a>) -> Read<Removed<'a>> {
     let hashes = hashes(fields)?;
     let remaining = match fields[REMAINING] {
-        Some(raw) => raw.reader().u32s().ok_or(SkipReason::WrongType)?,
+        Some(raw) => raw.reader().u32s().map_err(wrong_type)?,
         None => None,
     };
     if remaining.as_ref().is_some_and(|counts| counts.len() != hashes.len()) {
@@ -168,16 +188,16 @@ fn removed<'a>(fields: &Fields<'a>) -> Read<Removed<'a>> {
     Ok(Removed { hashes, tier, group, remaining })
 }
 
-fn optional_text<'a>(fields: &Fields<'a>, field: usize) -> Read<Option<&'a str>> {
+fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
     fields[field].map_or(Ok(None), |raw| raw.reader().optional_text().ok_or(SkipReason::WrongType))
 }
 
-fn optional_int(fields: &Fields<'_>, field: usize) -> Read<Option<i64>> {
+fn optional_int(fields: &Raws<'_>, field: usize) -> Read<Option<i64>> {
     let value = fields[field].map_or(Ok(None), |raw| raw.reader().optional_int().ok_or(SkipReason::WrongType))?;
     value.map(|value| i64::try_from(value).map_err(|_| SkipReason::WrongType)).transpose()
 }
 
-fn hashes<'a>(fields: &Fields<'a>) -> Read<Vec<EngineHash<'a>>> {
+fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
     let raw = fields[HASHES].ok_or(SkipReason::MissingField)?;
     let mut reader = raw.reader();
     let Ok(Head::Array(length)) = reader.head() else {

@@ -148,25 +148,24 @@ impl<'a> Reader<'a> {
     }
 
     fn skip(&mut self, depth: u32) -> Result<(), Malformed> {
-        // integers by their first byte alone: token lists are nearly all of a payload
-        const INT_BYTES: [usize; 8] = [1, 2, 4, 8, 1, 2, 4, 8];
-        let items = match self.rest.first() {
-            Some(0x00..=0x7f | 0xe0..=0xff) => return self.take(1).map(drop),
-            Some(byte @ 0xcc..=0xd3) => return self.take(1 + INT_BYTES[usize::from(byte - 0xcc)]).map(drop),
-            _ => match self.head()? {
-                Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
-                Head::Str(length) | Head::Bin(length) | Head::Ext(_, length) => {
-                    self.take(length as usize)?;
-                    0
-                }
-                Head::Array(length) => u64::from(length),
-                Head::Map(length) => 2 * u64::from(length),
-            },
+        let items = match self.head()? {
+            Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
+            Head::Str(length) | Head::Bin(length) | Head::Ext(_, length) => {
+                self.take(length as usize)?;
+                0
+            }
+            Head::Array(length) => u64::from(length),
+            Head::Map(length) => 2 * u64::from(length),
         };
-        if items > 0 {
-            let depth = depth.checked_sub(1).ok_or(Malformed)?;
-            for _ in 0..items {
-                self.skip(depth)?;
+        if items == 0 {
+            return Ok(());
+        }
+        let depth = depth.checked_sub(1).ok_or(Malformed)?;
+        for _ in 0..items {
+            match self.rest.first() {
+                // token lists are nearly all of a payload: step over an integer by its first byte alone
+                Some(first @ 0xcc..=0xd3) => self.rest = self.rest.get(1 + int_bytes(*first)..).ok_or(Malformed)?,
+                _ => self.skip(depth)?,
             }
         }
         Ok(())
@@ -178,6 +177,17 @@ impl<'a> Reader<'a> {
             Head::Str(length) => self.utf8(length),
             _ => Err(Malformed),
         }
+    }
+
+    /// The bytes of a string, which may be no UTF-8; `None` for anything else, stepped over.
+    pub(super) fn string(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+        let mut string = self.clone();
+        let Head::Str(length) = string.head()? else {
+            return self.raw().map(|_| None);
+        };
+        let bytes = string.take(length as usize)?;
+        *self = string;
+        Ok(Some(bytes))
     }
 
     fn utf8(&mut self, length: u32) -> Result<&'a str, Malformed> {
@@ -211,31 +221,38 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A list of unsigned 32-bit integers; nil is none.
-    pub(super) fn u32s(&mut self) -> Option<Option<Vec<u32>>> {
-        let length = match self.head().ok()? {
-            Head::Nil => return Some(None),
+    /// A list of unsigned 32-bit integers; nil is none. Where it is something else, the reader steps over that.
+    pub(super) fn u32s(&mut self) -> Result<Option<Vec<u32>>, Malformed> {
+        let mut list = self.clone();
+        if let Ok(values) = list.read_u32s() {
+            *self = list;
+            return Ok(values);
+        }
+        self.raw().and(Err(Malformed))
+    }
+
+    fn read_u32s(&mut self) -> Result<Option<Vec<u32>>, Malformed> {
+        let length = match self.head()? {
+            Head::Nil => return Ok(None),
             Head::Array(length) => length as usize,
-            _ => return None,
+            _ => return Err(Malformed),
         };
         let mut values = Vec::with_capacity(length.min(self.rest.len()));
         for _ in 0..length {
             values.push(match self.rest {
-                [0xcd, high, low, rest @ ..] => {
-                    self.rest = rest;
-                    u16::from_be_bytes([*high, *low]).into()
+                // of 8, 16 or 32 bits: without a branch between them, since in a list of tokens it can't be predicted
+                [first @ 0xcc..=0xce, a, b, c, d, ..] => {
+                    let bytes = int_bytes(*first);
+                    self.rest = &self.rest[1 + bytes..];
+                    u32::from_be_bytes([*a, *b, *c, *d]) >> (32 - 8 * bytes)
                 }
-                [0xce, a, b, c, d, rest @ ..] => {
-                    self.rest = rest;
-                    u32::from_be_bytes([*a, *b, *c, *d])
-                }
-                _ => match self.head().ok()? {
-                    Head::Int(value) => u32::try_from(value).ok()?,
-                    _ => return None,
+                _ => match self.head()? {
+                    Head::Int(value) => u32::try_from(value).map_err(|_| Malformed)?,
+                    _ => return Err(Malformed),
                 },
             });
         }
-        Some(Some(values))
+        Ok(Some(values))
     }
 
     /// Any value, its contents checked: UTF-8, timestamps, map keys.
@@ -277,6 +294,11 @@ impl<'a> Reader<'a> {
             }
         })
     }
+}
+
+/// How many bytes follow the first byte (0xcc to 0xd3) of an integer.
+fn int_bytes(first: u8) -> usize {
+    1 << (first & 3)
 }
 
 /// A msgpack timestamp of the years 1 to 9999, as the reference's decoder takes it (it rounds to microseconds).
