@@ -170,9 +170,9 @@ async def _watch(events: str, replay: str | None, start: int, as_json: bool, cou
     screen = _Screen(as_json, count, end)
     locator = _Fixed(events, replay, settings.connect_timeout)
     manager = EventManager(screen, settings, locator=locator, start_sequence=start)
+    manager.subscribe(screen.observe)
     await manager.start()
     try:
-        manager.subscribe(screen.observe)
         await manager.add(Engine(uid=WORKER, name=events, url="", model=""))
         await end.wait()
         status = manager.workers()[0]

@@ -75,6 +75,7 @@ class EventManager:
         self._reader: Reader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._registrations: dict[str, _Registration] = {}
+        self._observers: list[Observer] = []
 
     @property
     def failed(self) -> bool:
@@ -100,6 +101,8 @@ class EventManager:
             timer=self._timer,
             start_sequence=self._start_sequence,
         )
+        for observer in self._observers:
+            self._reader.observe(observer)
         self._reader.start()
 
     async def stop(self) -> None:
@@ -152,11 +155,20 @@ class EventManager:
             self._reader.served(worker)
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Let an observer see every batch from now on; the function returned ends that. Costs a decoding per batch."""
-        assert self._reader is not None
-        reader = self._reader
-        reader.observe(observer)
-        return lambda: reader.unobserve(observer)
+        """Let an observer see every batch from now on; the function returned ends that. Costs a decoding per batch.
+
+        May be called before :meth:`start`: then nothing is missed.
+        """
+        self._observers.append(observer)
+        if self._reader is not None:
+            self._reader.observe(observer)
+
+        def end() -> None:
+            self._observers.remove(observer)
+            if self._reader is not None:
+                self._reader.unobserve(observer)
+
+        return end
 
     def workers(self) -> list[WorkerStatus]:
         """How each worker's stream is doing, those that can't be followed yet included."""

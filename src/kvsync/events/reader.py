@@ -279,10 +279,11 @@ class Reader:
         self._open_live(followed, now)
 
     def _unfollow(self, worker: str) -> None:
-        followed = self._followed.pop(worker, None)
+        followed = self._followed.get(worker)
         if followed is None:
             return
         self._hand_over()
+        del self._followed[worker]
         self._stop_replay(followed)
         self._close_live(followed)
         followed.sockets.close()
@@ -470,9 +471,7 @@ class Reader:
                 self._show(worker, seq, payload)
 
     def _show(self, worker: str, seq: int, payload: bytes) -> None:
-        followed = self._followed.get(worker)
-        if followed is None:
-            return
+        followed = self._followed[worker]
         try:
             batch = _filled(decode_batch(payload), followed.target)
         except UndecodableBatch:

@@ -37,7 +37,9 @@ Theory of operation
 
     *Tail probe.* The last batches before a pause may be dropped unseen, and a reconnect may go unnoticed. So one round
     is asked for by a stream that is silent for ``SILENCE`` while its engine serves, and by every stream each
-    ``PROBE_INTERVAL``. A probe that fails changes nothing.
+    ``PROBE_INTERVAL``; the first one ``SETTLING`` after a connection on which nothing has come live yet, since a
+    publisher may take up a subscription a moment after the handshake, and after it answered the replay. A probe that
+    fails changes nothing.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ MAX_BARREN_ROUNDS: Final = 3
 """Rounds in a row that bring nothing new and don't settle the matter: nobody answers, or the gap stays."""
 SILENCE: Final = 10.0
 PROBE_INTERVAL: Final = 60.0
+SETTLING: Final = 1.0
 REMEMBERED: Final = 256
 """Numbers whose timestamp is kept for comparison. The last one alone decides; the others only decide sooner."""
 MAX_RESTARTS: Final = 3
@@ -264,6 +267,8 @@ class Stream:
         """The first number that came live on this connection."""
         self._heard_at = 0.0
         self._probed_at = 0.0
+        self._settled = False
+        """The publisher is known to have taken up this connection's subscription, or was asked once more."""
         self._round: _Round | None = None
         self._rounds = 0
         self._barren = 0
@@ -284,6 +289,7 @@ class Stream:
         self._live_last = -1
         self._seen = -1 if self.last is None else self.last  # what else was seen may be of another epoch
         self._restarts = 0
+        self._settled = False
         self._heard_at = now
         if self._can_replay:
             self._begin_repair()
@@ -307,6 +313,7 @@ class Stream:
         self._heard_at = now
         if seq == self._next and self.state is State.LIVE:  # the common case, kept short
             self._live_last = self._seen = self.last = seq
+            self._settled = True
             self._next = seq + 1
             self._stamps[seq % REMEMBERED] = (seq, stamp(payload))
             self.counts.applied += 1
@@ -388,7 +395,10 @@ class Stream:
             mute = served_at > self._heard_at and now - self._heard_at >= SILENCE
             if mute and self.state is State.LIVE:
                 self._go(Cause.SILENCE)
-            if self._can_replay and now - self._probed_at >= (SILENCE if mute else PROBE_INTERVAL):
+            settled = self._settled or self._live_first is not None
+            pause = SILENCE if mute else PROBE_INTERVAL if settled else SETTLING
+            if self._can_replay and now - self._probed_at >= pause:
+                self._settled = True
                 self._spent = 0.0
                 self._ask(probe=True)
         return self._flush()

@@ -18,6 +18,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from kvsync.config.model import EventsSettings, Settings
 from kvsync.discovery.model import Change, Engine
+from kvsync.events.contracts import WorkerStatus
 
 log = logging.getLogger("kvsync.events")
 
@@ -43,6 +44,10 @@ class Manager(Protocol):
     async def change(self, engine: Engine) -> None: ...
 
     async def remove(self, uid: str) -> None: ...
+
+    def served(self, worker: str) -> None: ...
+
+    def workers(self) -> list[WorkerStatus]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,16 @@ class KVSync:
 
     def status(self) -> SyncStatus:
         return self._status
+
+    def workers(self) -> list[WorkerStatus]:
+        """How each worker's stream is doing; empty while sync does not run."""
+        return [] if self._manager is None else self._manager.workers()
+
+    def served(self, worker: str) -> None:
+        """Tell that a worker answered a request just now. Any thread may."""
+        manager = self._manager
+        if manager is not None:
+            manager.served(worker)
 
     async def start(self) -> None:
         """Check the conditions, start what can be started, and keep checking.

@@ -80,7 +80,7 @@ def test_sources(answer: Any, found: Any) -> None:
         json.dumps({"-1": entry()}).encode(),
         json.dumps({"99999": entry()}).encode(),
         json.dumps({"0": []}).encode(),
-        json.dumps({"0": entry(endpoint="ipc:///tmp/x")}).encode(),
+        json.dumps({"0": entry(endpoint="ipc:///run/x")}).encode(),
         json.dumps({"0": entry(endpoint="tcp://*")}).encode(),
         json.dumps({"0": entry(endpoint="tcp://*:0")}).encode(),
         json.dumps({"0": entry(endpoint="tcp://*:65536")}).encode(),

@@ -14,6 +14,7 @@ from kvsync.events.stream import (
     MAX_ROUNDS,
     PROBE_INTERVAL,
     REMEMBERED,
+    SETTLING,
     SILENCE,
     TRANSITIONS,
     Action,
@@ -79,6 +80,9 @@ class S:
         assert self.connected() == [("ask", 0)]
         out = self.round(*range(last + 1))
         assert out == [*range(last + 1), "StopReplay", ("ask", last)]
+        assert self.round(last) == ["StopReplay"]
+        assert self.state == "live"
+        assert self.later(SETTLING) == [("ask", last)]
         assert self.round(last) == ["StopReplay"]
         assert self.state == "live"
         return self
@@ -605,6 +609,31 @@ def test_without_replay_what_came_before_the_connection_is_not_used() -> None:
 # -- probes and silence ----------------------------------------------------------------------------------------------
 
 
+def test_a_batch_published_before_the_subscription_took_effect_is_found_soon() -> None:
+    s = S()
+    s.connected()
+    s.round(0)
+    s.round(0)
+    assert s.later(SETTLING) == [("ask", 0)]
+    assert s.round(0, 1)[:1] == [1]
+
+
+@pytest.mark.parametrize("seq", [1, 2])
+def test_a_connection_that_brought_something_needs_no_such_proof(seq: int) -> None:
+    s = S()
+    s.connected()
+    if seq == 2:
+        s.live(2)
+    s.round(0, 1)
+    s.round(1, 2)
+    if seq == 1:
+        s.round(2)
+        s.live(3)
+    assert s.state == "live"
+    assert s.later(SETTLING) == []
+    assert s.later(PROBE_INTERVAL) != []
+
+
 def test_every_stream_is_probed_now_and_then() -> None:
     s = S().caught_up(5)
     assert s.later(PROBE_INTERVAL - 1) == []
@@ -663,16 +692,17 @@ def test_a_gap_during_a_probe_takes_over() -> None:
 
 def test_a_stream_is_silent_when_its_engine_serves_and_it_says_nothing() -> None:
     s = S().caught_up(5)
+    s.live(6)
     heard = s.now
     assert s.later(SILENCE - 1, served=heard + 2) == []
     assert s.state == "live"
-    assert s.later(1, served=heard + 2) == [("ask", 5)]
+    assert s.later(1, served=heard + 2) == [("ask", 6)]
     assert s.state == "silent"
-    assert s.round(5) == ["StopReplay"]
+    assert s.round(6) == ["StopReplay"]
     assert s.state == "silent"
     assert s.later(SILENCE - 1, served=s.now) == []
-    assert s.later(1, served=s.now) == [("ask", 5)]
-    assert s.live(6) == [6]
+    assert s.later(1, served=s.now) == [("ask", 6)]
+    assert s.live(7) == [7]
     assert s.state == "live"
 
 

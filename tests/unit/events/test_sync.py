@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +13,8 @@ import pytest
 
 from kvsync.config.model import EventsSettings, RemoteTokenizerSettings, Settings, TokenizerSettings
 from kvsync.discovery.model import Change, Engine
+from kvsync.events.contracts import WorkerStatus
+from kvsync.events.stream import State
 from kvsync.events.sync import KVSync, KVSyncRefused, Probe, unmet_conditions, zmq_installed
 
 ENDPOINT = "http://tokenizer:8000"
@@ -79,22 +81,14 @@ def test_all_that_is_unmet_is_named_at_once() -> None:
     assert len(unmet_conditions(bare, zmq_installed=lambda: False)) == 5
 
 
-def test_nothing_of_this_needs_zmq_to_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_zmq(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "zmq":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    for name in [n for n in sys.modules if n.partition(".")[0] == "zmq" or n.startswith("kvsync.events")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    monkeypatch.setattr(builtins, "__import__", without_zmq)
-    import kvsync.events.manager
-    import kvsync.events.sync
-
-    assert not kvsync.events.sync.zmq_installed()
+def test_nothing_of_this_needs_zmq_to_be_imported() -> None:
+    program = (
+        "import sys; sys.modules['zmq'] = None\n"
+        "import kvsync.events.manager, kvsync.events.sources, kvsync.events.sync as sync, kvsync.cli.watch\n"
+        "print(sync.zmq_installed())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_zmq_is_found_where_it_is() -> None:
@@ -102,6 +96,9 @@ def test_zmq_is_found_where_it_is() -> None:
 
 
 # -- starting by itself ----------------------------------------------------------------------------------------------
+
+
+STATUS = WorkerStatus("a", "a", "a", 0, State.LIVE, True, None, None, None, False, None)
 
 
 class FakeManager:
@@ -126,6 +123,12 @@ class FakeManager:
 
     async def remove(self, uid: str) -> None:
         self.calls.append(("remove", uid))
+
+    def served(self, worker: str) -> None:
+        self.calls.append(("served", worker))
+
+    def workers(self) -> list[WorkerStatus]:
+        return [STATUS]
 
 
 class Rig:
@@ -167,6 +170,18 @@ async def test_it_starts_when_everything_holds_and_knows_the_engines_told_before
     await rig.sync.stop()
     assert rig.managers[0].calls[-1] == "stop"
     assert rig.sync.status().state == "off"
+
+
+async def test_what_streams_do_is_seen_and_told_only_while_it_runs() -> None:
+    rig = Rig(settings(enabled=False))
+    await rig.sync.start()
+    rig.sync.served("a")
+    assert rig.sync.workers() == []
+    await rig.sync.update(settings())
+    rig.sync.served("a")
+    assert rig.sync.workers() == [STATUS]
+    assert rig.managers[0].calls == ["start", ("served", "a")]
+    await rig.sync.stop()
 
 
 async def test_not_asked_for_is_off_and_no_refusal() -> None:
