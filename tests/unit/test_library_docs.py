@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run, in order, in one session, and show what the page says: on the reference index,
+"""The examples of docs/library.md run, in order, in one namespace, and show what the page says: on the reference index,
 and on the native core where it is installed."""
 
 from __future__ import annotations
