@@ -162,7 +162,8 @@ class Gateway:
 
         async def look() -> bool:
             rows = await self.workers()
-            return all(rows[name]["state"] == "live" for name in workers or rows)
+            # Silent is live, too, and the engine has served for a while without an event.
+            return all(rows[name]["state"] in ("live", "silent") for name in workers or rows)
 
         await until(look, "every stream live")
 

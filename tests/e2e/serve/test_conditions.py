@@ -6,6 +6,7 @@ The configuration is the brief's: four environment variables, and a file that li
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
@@ -21,7 +22,7 @@ from .fleet import Batches, Listed, models, sim
 from .gateway import Gateway, Process, running
 from .words import asks, text
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-conditions")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENABLED: Final = "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED"
 USE_REMOTE: Final = "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER"
@@ -103,7 +104,9 @@ async def gateways(place: Place, tmp_path_factory: pytest.TempPathFactory) -> As
             if case.state == "running":
                 environ["KVSYNC_STRICT"] = "true"  # is no hindrance
             if case.missing == "zmq":
-                environ["PYTHONPATH"] = str(blocker)
+                environ["PYTHONPATH"] = os.pathsep.join(
+                    [str(blocker), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+                )
             return await stack.enter_async_context(running(tmp_path_factory.mktemp(name), place.config, environ))
 
         yield dict(zip(CASES, await asyncio.gather(*(start(*item) for item in CASES.items())), strict=True))

@@ -16,7 +16,7 @@ from .fleet import SYNC, Batches, Listed, models, sim
 from .gateway import Gateway, running
 from .words import asks, assistant, text, tokens, user
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-conversations")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ADAPTERS = ("tiny-sql", "tiny-poems")
 WINDOW = 64

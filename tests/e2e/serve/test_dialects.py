@@ -26,7 +26,7 @@ from .gateway import Decision, Gateway, running
 from .scripted import ScriptedEngine
 from .words import tokens
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-dialects")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DIALECTS = {dialect.version: dialect for dialect in dialects()}
 OTHER = tokens(100)

@@ -15,7 +15,7 @@ from .gateway import Decision, Gateway, running
 from .metrics import Scrape
 from .words import tokens
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-repair")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HELD = 96
 """Of a prompt of 100 tokens, in blocks of 16."""

@@ -17,7 +17,7 @@ from .fleet import SYNC, Batches, Listed, sim
 from .gateway import Gateway, running
 from .words import asks, text, tokens
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("serve-surface")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 POLICIES = ("kv-aware", "prefix-cache", "least-request", "power-of-two", "random", "round-robin")
 ADAPTER = "tiny-sql"
