@@ -93,8 +93,8 @@ class Gateway:
         record = get(self._admin, f"/v1/decisions/{answer.headers['request-id']}", timeout=DEADLINE)
         assert record["policy"] == policy, record
         assert record["tokens"]["comparable"], record
-        credit = {candidate["worker"]: candidate["credit"] for candidate in record["candidates"]}
-        return answer, Decision(record["worker"], credit[record["worker"]])
+        (chosen,) = (each for each in record["candidates"] if each["worker"] == record["worker"])
+        return answer, Decision(chosen["worker"], chosen["credit"], chosen["trust"], record["tokens"]["source"])
 
     def wait_applied(self, last: Mapping[str, int]) -> None:
         """Return once the index holds every worker's events up to and including that sequence number."""

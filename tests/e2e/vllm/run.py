@@ -7,6 +7,7 @@ and what the engine then reports can be compared, token for token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,10 @@ class Decision:
 
     worker: str
     credit: int
+    trust: str
+    """How far the index was trusted for that worker: ``exact``, ``partial`` or ``none``."""
+    source: str
+    """Where the prompt's tokens came from: ``ids``, ``remote``, ``local``, ``cache``."""
 
 
 class Target(Protocol):
@@ -56,7 +61,9 @@ class Figures:
     cached_tokens: int = 0
     longest_tokens: int = 0
     """Cached tokens, had each request gone to the worker that held the longest prefix."""
-    by_worker: dict[str, int] = field(default_factory=dict)
+    by_worker: Counter[str] = field(default_factory=Counter)
+    trusts: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)
     evicted: int = 0
     """Blocks that left a cache: how hard the caches were pressed."""
     differences: list[str] = field(default_factory=list)
@@ -115,7 +122,9 @@ def judge(
     figures.prompt_tokens += answer.prompt_tokens
     figures.cached_tokens += answer.cached_tokens
     figures.longest_tokens += longest
-    figures.by_worker[decision.worker] = figures.by_worker.get(decision.worker, 0) + 1
+    figures.by_worker[decision.worker] += 1
+    figures.trusts[decision.trust] += 1
+    figures.sources[decision.source] += 1
     if not decision.credit == held[decision.worker] == answer.cached_tokens:
         figures.differences.append(
             f"turn {number} {turn.path} to {decision.worker}: {answer.cached_tokens} of {answer.prompt_tokens} tokens "
@@ -125,13 +134,14 @@ def judge(
 
 def table(runs: Sequence[Figures]) -> list[str]:
     """The figures as lines of text, one run each under a heading."""
-    heading = "scenario policy requests streamed hits>0 credit=reported events=reported followed hit-rate best evicted"
-    rows = [heading.split()]
+    heading = ["scenario", "policy", "requests", "streamed", "hits>0", "credit=reported", "events=reported", "followed"]
+    rows = [[*heading, "hit-rate", "best", "evicted", "tokens-from"]]
     for run in runs:
         exact = [f"{equal}/{run.requests}" for equal in (run.credit_equal, run.events_equal)]
         rates = [f"{tokens / run.prompt_tokens:.1%}" for tokens in (run.cached_tokens, run.longest_tokens)]
         counts = [str(count) for count in (run.requests, run.streamed, run.hits)]
         followed = f"{run.followed}/{run.followable}"
-        rows.append([run.scenario, run.policy, *counts, *exact, followed, *rates, str(run.evicted)])
+        sources = ",".join(f"{source}:{count}" for source, count in run.sources.most_common())
+        rows.append([run.scenario, run.policy, *counts, *exact, followed, *rates, str(run.evicted), sources])
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

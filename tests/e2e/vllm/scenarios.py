@@ -45,6 +45,7 @@ def test_requests_follow_the_cache_and_credit_is_what_the_engine_reports(scenari
     for figures in (aware, blind):
         assert figures.events_equal == figures.requests, figures.differences
         assert figures.credit_equal == figures.requests, figures.differences
+        assert set(figures.trusts) == {"exact"}, figures.trusts
         assert figures.evicted > REQUESTS, "the caches were never full: this run proves little"
         assert len(figures.by_worker) == 2, figures.by_worker
     assert aware.hits > REQUESTS // 2

@@ -372,13 +372,16 @@ def test_a_number_that_was_left_out_is_an_error() -> None:
 def judged(credit: int, cached: int, held: Mapping[str, int]) -> Figures:
     figures = Figures("s", "p")
     turn = played(Workload(1, "judge"), 1)[0]
-    judge(figures, 1, turn, Answer({}, tuple(range(100)), (1,), "x", cached), Decision("a", credit), held)
+    judge(
+        figures, 1, turn, Answer({}, tuple(range(100)), (1,), "x", cached), Decision("a", credit, "exact", "ids"), held
+    )
     return figures
 
 
 def test_an_exact_answer_of_the_best_worker_counts_everywhere() -> None:
     figures = judged(64, 64, {"a": 64, "b": 32})
     assert (figures.credit_equal, figures.events_equal, figures.followed, figures.followable) == (1, 1, 1, 1)
+    assert (figures.by_worker, figures.trusts, figures.sources) == ({"a": 1}, {"exact": 1}, {"ids": 1})
     assert (figures.hits, figures.hit_rate, figures.longest_tokens, figures.differences) == (1, 0.64, 64, [])
 
 
@@ -394,7 +397,7 @@ def test_each_kind_of_difference_shows() -> None:
 
 def test_the_table_has_a_line_for_each_run() -> None:
     heading, line = table([judged(64, 64, {"a": 64, "b": 32})])
-    assert line.split() == ["s", "p", "1", "0", "1", "1/1", "1/1", "1/1", "64.0%", "64.0%", "0"]
+    assert line.split() == ["s", "p", "1", "0", "1", "1/1", "1/1", "1/1", "64.0%", "64.0%", "0", "ids:1"]
     assert len(heading.split()) == len(line.split())
 
 
