@@ -25,7 +25,7 @@ class ScriptedEngine:
     """See the module. All of it belongs to one event loop.
 
     Args:
-        blocks: ``num_gpu_blocks`` of its metrics.
+        blocks: ``num_gpu_blocks`` of its metrics, or ``None``: they do not tell.
         replay_topic: whether replayed batches carry the topic.
         tokenizes: what ``/tokenize`` answers, by :func:`~tests.e2e.serve.captured.question`.
         already: published before anybody could listen: only a replay brings them.
@@ -34,7 +34,7 @@ class ScriptedEngine:
     def __init__(
         self,
         *,
-        blocks: int,
+        blocks: int | None,
         replay_topic: bool,
         tokenizes: Mapping[str, Sequence[int]],
         already: Sequence[Batch] = (),

@@ -32,6 +32,7 @@ DIALECTS = {dialect.version: dialect for dialect in dialects()}
 OTHER = tokens(100)
 """The prompt that engine ``b`` holds."""
 OTHER_HELD = 96
+_ROUND_ROBIN = {"routing-strategy": "round-robin"}
 
 
 @dataclass(frozen=True)
@@ -211,3 +212,15 @@ async def test_a_prompt_that_nobody_holds_goes_where_less_runs(late: Pair) -> No
     answers = await asyncio.gather(*sent)
     assert sorted(answer.engine for answer, _ in answers) == sorted(2 * list(engines))
     assert all(decision.credited == 0 for _, decision in answers)
+
+
+async def test_a_salted_request_ends_trust_where_the_dialect_hides_salts(late: Pair) -> None:
+    """Blocks of a salted prompt would look like anybody's. Runs last: there is no clear that restores trust."""
+    hides = late.dialect.version in ("0.9.2", "0.11.2")
+    body = {"model": late.model, "prompt": tokens(100), "max_tokens": 1, "cache_salt": "alpha"}
+    served = {(await late.gateway.ask("/v1/completions", body, _ROUND_ROBIN))[0].engine for _ in range(2)}
+    assert served == {late.worker_a, late.worker_b}
+    _, ask = late.dialect.until_most_is_cached()
+    _, decision = await late.ask(ask, stream=False)
+    assert decision.credit[late.worker_a] == (0 if hides else ask.cached)
+    assert decision.record["mode"] == ("none" if hides else "exact")
