@@ -78,6 +78,12 @@ class PrefixIndex:
     def new_epoch(self, worker: str) -> None:
         """Another process answers for this worker: drop all that is known, begin again as ``exact``."""
 
+    def suspend(self, worker: str) -> None:
+        """What is known may be out of date: until ``resume`` its trust is ``none``, would-be credit is expected."""
+
+    def resume(self, worker: str) -> None:
+        """All that its stream said so far is applied."""
+
     def mark_reannouncing(self, worker: str) -> None:
         """A request with ``kv_cache_report_mode=full`` goes to this worker."""
 

@@ -49,6 +49,9 @@ class Pair:
     def same_stats(self) -> dict[str, Any]:
         ours, theirs = (index.stats()["workers"] for index in self.indexes)
         assert ours == theirs
+        for model in (MODEL, "nobody's"):
+            sizes, their_sizes = (index.block_sizes(model) for index in self.indexes)
+            assert sizes == their_sizes
         return ours  # type: ignore[return-value]
 
     def same_match(self, tokens: Any, **keys: Any) -> dict[str, Any]:

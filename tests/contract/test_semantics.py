@@ -118,6 +118,39 @@ def test_long_hashes_that_share_their_first_bytes_stay_apart(fed: Callable[..., 
     assert credit(index, range(9)) == 4
 
 
+# -- block sizes
+
+
+def test_block_sizes_are_learned_from_stores_of_each_worker_of_a_model(index: Index) -> None:
+    for worker, model in (("a", M), ("b", M), ("other", "n"), ("new", M)):
+        index.add_worker(worker, model)
+    index.apply("a", batch(stored([1], range(4))))
+    index.apply("b", batch(stored([1], range(8), block_size=8)))
+    index.apply("other", batch(stored([1], range(16), block_size=16)))
+    assert index.block_sizes(M) == {"a": 4, "b": 8, "new": 0}
+    assert index.block_sizes("n") == {"other": 16}
+    assert index.block_sizes("nobody's") == {}
+    index.forget("a")
+    index.new_epoch("b")
+    index.remove_worker("new")
+    assert index.block_sizes(M) == {"a": 4, "b": 0}
+
+
+def test_the_block_size_is_that_of_the_groups_that_place_blocks(fed: Callable[..., Index]) -> None:
+    index = fed(
+        stored(
+            [1],
+            range(8),
+            block_size=8,
+            group_idx=1,
+            kv_cache_spec_kind="sliding_window",
+            kv_cache_spec_sliding_window=8,
+        ),
+        stored([2], range(4), block_size=4),
+    )
+    assert index.block_sizes(M) == {W: 4}
+
+
 # -- contexts
 
 
@@ -523,6 +556,21 @@ def test_forget_and_new_epoch(fed: Callable[..., Index]) -> None:
     assert look(index, range(5)) == Match(0, 0, {}, "exact")
     index.apply(W, batch(stored([1], range(8), block_size=8), stored([1], range(8), block_size=8), removed([1])))
     assert credit(index, range(9)) == 8, "another block size, and counting again"
+
+
+def test_a_suspended_worker_has_no_credit_and_keeps_what_it_knows(fed: Callable[..., Index]) -> None:
+    index = fed(stored([1, 2], range(8)))
+    index.suspend(W)
+    assert look(index, range(9)) == Match(0, 8, {}, "none")
+    index.apply(W, batch(removed([2]), cleared(), stored([1], range(4))))
+    index.forget(W)
+    index.new_epoch(W)
+    index.apply(W, batch(stored([1], range(4))))
+    assert look(index, range(9)) == Match(0, 4, {}, "none"), "only resume ends it"
+    index.resume(W)
+    assert look(index, range(9)) == Match(4, 0, {"gpu": 4}, "exact")
+    index.suspend("nobody")
+    index.resume("nobody")
 
 
 def test_batches_of_another_rank_are_dropped(index: Index) -> None:

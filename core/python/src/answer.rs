@@ -93,6 +93,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>)
         state.set_item("placed", worker.placed)?;
         state.set_item("parked", worker.parked)?;
         state.set_item("reannouncing", worker.reannouncing)?;
+        state.set_item("suspended", worker.suspended)?;
         let counts = PyDict::new(py);
         for (word, count) in worker.counts.iter() {
             counts.set_item(word, count)?;

@@ -91,6 +91,14 @@ impl PrefixIndex {
         self.change(py, worker, kvsync_index::Worker::new_epoch);
     }
 
+    fn suspend(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::suspend);
+    }
+
+    fn resume(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::resume);
+    }
+
     fn mark_reannouncing(&self, py: Python<'_>, worker: &str) {
         self.change(py, worker, kvsync_index::Worker::mark_reannouncing);
     }

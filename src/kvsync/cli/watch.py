@@ -129,6 +129,12 @@ class _Screen:
     def forget(self, worker: str) -> None:
         _notice("earlier batches are out of reach: what the engine holds is known in part only")
 
+    def suspend(self, worker: str) -> None:
+        """Nothing to show: what comes is printed as it comes."""
+
+    def resume(self, worker: str) -> None:
+        """As :meth:`suspend`."""
+
     def new_epoch(self, worker: str) -> None:
         _notice("a new epoch: the engine counts from 0")
 

@@ -38,6 +38,10 @@ class Sink(Protocol):
 
     def new_epoch(self, worker: str) -> None: ...
 
+    def suspend(self, worker: str) -> None: ...
+
+    def resume(self, worker: str) -> None: ...
+
 
 class Timer(Protocol):
     """Hears how long each hand-over to the sink took. All other figures are read from :class:`WorkerStatus`."""

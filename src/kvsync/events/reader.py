@@ -64,6 +64,8 @@ class _Followed:
         """Since when a connection is waited for, or when the wait was last reported."""
         self.overdue = False
         self.logged: State | None = None
+        self.current = False
+        """What the sink was last told: whether the worker may be relied on."""
         self.served_at = float("-inf")
 
     def status(self) -> WorkerStatus:
@@ -275,6 +277,7 @@ class Reader:
             hit_alignment=target.hit_alignment,
             rank=target.rank,
         )
+        self._sink.suspend(target.worker)
         log.info("%s: following %s, replay %s", target.worker, target.events, target.replay or "not available")
         self._open_live(followed, now)
 
@@ -413,6 +416,10 @@ class Reader:
                     self._hand_over()
                     self._sink.new_epoch(worker)
                     log.info("%s: a new epoch begins", worker)
+        if followed.stream.current is not followed.current:
+            self._hand_over()
+            followed.current = followed.stream.current
+            (self._sink.resume if followed.current else self._sink.suspend)(worker)
 
     def _start_replays(self, now: float) -> None:
         while self._replay_queue and len(self._replaying) < self._settings.replays_at_once:

@@ -280,6 +280,12 @@ class Stream:
         self._absent: dict[int, int] = {}
         """Numbers that never existed, as first one → the existing number behind it."""
 
+    @property
+    def current(self) -> bool:
+        """Everything that the worker is known to have published is applied. While a connection is down, a gap is being
+        repaired or a replay runs, a removal may be missing: then nobody may rely on what was applied."""
+        return self.state is State.LIVE or self.state is State.SILENT
+
     # -- inputs ---------------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> list[Action]:

@@ -35,7 +35,7 @@ Forgetting
 Trust
     ``none`` when soundness is unknown: a group kind without a proven rule, several groups without kinds or of differing
     block sizes, sparse stores without a kind, chunked attention of unknown chunk size, a re-announcing worker with
-    window or state groups, a worker whose dialect hides salts and images after a request that carried one. Otherwise
+    window or state groups, a suspended worker (its stream does not tell at present), a worker whose dialect hides salts and images after a request that carried one. Otherwise
     ``partial`` after a loss, else ``exact``.
 
 Threads: any number may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at all.
@@ -128,6 +128,7 @@ class _Worker:
         self.counts: Counter[str] = Counter()
         """What happened, by word: for metrics, never for decisions."""
         self.lost = False
+        self.suspended = False
         self._start_epoch()
 
     def _start_epoch(self) -> None:
@@ -393,7 +394,7 @@ class _Worker:
         return max(sizes or [g.block_size for g in self.groups.values()], default=0)
 
     def trust(self) -> Trust:
-        if self.rules() is None or (self.hides_keys and self.hidden_request):
+        if self.suspended or self.rules() is None or (self.hides_keys and self.hidden_request):
             return "none"
         return "partial" if self.lost else "exact"
 
@@ -452,6 +453,7 @@ class _Worker:
             "placed": len(self.key_of),
             "parked": len(self.parked),
             "reannouncing": self.reannouncing,
+            "suspended": self.suspended,
             "counts": dict(self.counts),
         }
 
@@ -526,6 +528,19 @@ class ReferenceIndex:
             if worker in self._workers:
                 self._workers[worker].new_epoch()
 
+    def suspend(self, worker: str) -> None:
+        """What is known of this worker may be out of date (its stream is down, or a gap in it is being repaired): until
+        :meth:`resume` its trust is ``none``, and what would be credit is expected."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers[worker].suspended = True
+
+    def resume(self, worker: str) -> None:
+        """All that its stream said so far is applied."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers[worker].suspended = False
+
     def mark_reannouncing(self, worker: str) -> None:
         """A request with ``kv_cache_report_mode=full`` goes to this worker."""
         with self._lock:
@@ -570,6 +585,11 @@ class ReferenceIndex:
                     chains[size] = KeyChain(root_key(model, adapter, size), prompt, size, extra)
                 matches[name] = worker.match(chains.get(size), count)
         return matches
+
+    def block_sizes(self, model: str) -> dict[str, int]:
+        """Tokens per block of each worker of ``model``; 0 before its first store."""
+        with self._lock:
+            return {name: worker.block_size for name, worker in self._workers.items() if worker.model == model}
 
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""

@@ -30,6 +30,8 @@ class RecordingSink:
     trust: dict[str, str] = field(default_factory=dict)
     applied: dict[str, list[int]] = field(default_factory=dict)
     """Per worker, the first stored hash of each batch, since the last forgetting."""
+    current: list[bool] = field(default_factory=list)
+    """Each time that a worker was said to be no longer, or again, current."""
     drains: list[int] = field(default_factory=list)
     slow: Callable[[], None] | None = None
     """Called at the beginning of each drain."""
@@ -73,6 +75,12 @@ class RecordingSink:
         self.calls.append(("forget", worker))
         self.trust[worker] = "partial"
         self.applied[worker] = []
+
+    def suspend(self, worker: str) -> None:
+        self.current.append(False)
+
+    def resume(self, worker: str) -> None:
+        self.current.append(True)
 
     def new_epoch(self, worker: str) -> None:
         self.calls.append(("new_epoch", worker))

@@ -173,7 +173,22 @@ async def test_the_same_engine_after_a_broken_connection_goes_on(fleet: Fleet) -
         await fleet.until(lambda: fleet.status().connections == 2)
         publisher.publish(3)
         await fleet.holds([1, 2, 3])
+        await fleet.live()
     assert fleet.sink.calls == [("add", "a")]
+    assert fleet.sink.current == [False, True, False, True], "nobody may rely on it while its connection is down"
+
+
+async def test_a_worker_is_not_current_while_a_gap_is_repaired(fleet: Fleet) -> None:
+    publisher = fleet.publisher()
+    await fleet.follow(publisher)
+    publisher.publish(0)
+    await fleet.holds([0])
+    await fleet.live()
+    publisher.publish(1, lost=True)
+    publisher.publish(2)
+    await fleet.holds([0, 1, 2])
+    await fleet.live()
+    assert fleet.sink.current == [False, True, False, True]
 
 
 async def test_broken_connections_leave_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

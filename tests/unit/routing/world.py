@@ -34,6 +34,7 @@ class Index:
 
     def __init__(self) -> None:
         self.answer: Callable[[array[int]], Mapping[str, Match]] = lambda _: {}
+        self.sizes: Mapping[str, int] = {}
         self.told: list[tuple[str, str]] = []
         self.asked: list[dict[str, object]] = []
 
@@ -49,6 +50,9 @@ class Index:
         assert isinstance(tokens, bytes)
         self.asked.append({"model": model, "adapter": adapter, "cache_salt": cache_salt, "block_keys": block_keys})
         return dict(self.answer(array("I", tokens)))
+
+    def block_sizes(self, model: str) -> dict[str, int]:
+        return dict(self.sizes)
 
     def mark_reannouncing(self, worker: str) -> None:
         self.told.append(("reannouncing", worker))
@@ -82,6 +86,12 @@ class Index:
         raise AssertionError("routing does not change the index")
 
     def new_epoch(self, worker: str) -> None:
+        raise AssertionError("routing does not change the index")
+
+    def suspend(self, worker: str) -> None:
+        raise AssertionError("routing does not change the index")
+
+    def resume(self, worker: str) -> None:
         raise AssertionError("routing does not change the index")
 
     def stats(self) -> dict[str, object]:

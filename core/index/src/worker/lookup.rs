@@ -86,7 +86,7 @@ impl Worker {
     }
 
     pub(super) fn trust(&self, rules: Option<&Vec<Rule>>) -> Trust {
-        if rules.is_none() || (self.hides_keys && self.hidden_request) {
+        if self.suspended || rules.is_none() || (self.hides_keys && self.hidden_request) {
             Trust::None
         } else if self.lost {
             Trust::Partial

@@ -66,6 +66,8 @@ pub struct Description {
     pub parked: u64,
     /// It announces hits as stores.
     pub reannouncing: bool,
+    /// Its stream does not tell at present.
+    pub suspended: bool,
     /// What happened since it was added.
     pub counts: Counts,
 }
@@ -88,6 +90,10 @@ impl Group {
     }
 }
 
+/// What a worker held before it was emptied. Freeing it takes a while.
+#[derive(Debug, Default)]
+pub struct Emptied(Vec<(Store, Parked)>);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Worker {
@@ -97,7 +103,10 @@ pub struct Worker {
     groups: BTreeMap<i64, Group>,
     store: Store,
     parked: Parked,
+    emptied: Emptied,
     lost: bool,
+    /// What is known may be out of date.
+    suspended: bool,
     reannouncing: bool,
     /// A request with a salt or an image went to this worker.
     hidden_request: bool,
@@ -116,7 +125,9 @@ impl Worker {
             groups: BTreeMap::new(),
             store: Store::default(),
             parked: Parked::default(),
+            emptied: Emptied::default(),
             lost: false,
+            suspended: false,
             reannouncing: false,
             hidden_request: false,
             hides_keys: false,
@@ -141,6 +152,16 @@ impl Worker {
         self.counts.add(Counted::Epochs);
     }
 
+    /// Its stream does not tell at present: until `resume` its trust is `none`.
+    pub fn suspend(&mut self) {
+        self.suspended = true;
+    }
+
+    /// All that its stream said so far is applied.
+    pub fn resume(&mut self) {
+        self.suspended = false;
+    }
+
     /// A request that makes the engine announce its hits goes to this worker.
     pub fn mark_reannouncing(&mut self) {
         self.reannouncing = true;
@@ -158,8 +179,15 @@ impl Worker {
     }
 
     fn empty(&mut self) {
-        self.store = Store::default();
-        self.parked = Parked::default();
+        let (store, parked) = (std::mem::take(&mut self.store), std::mem::take(&mut self.parked));
+        if store.blocks() > 0 || !parked.is_empty() {
+            self.emptied.0.push((store, parked));
+        }
+    }
+
+    /// What was emptied since it was last taken, to be freed where nobody waits for it.
+    pub fn take_emptied(&mut self) -> Emptied {
+        std::mem::take(&mut self.emptied)
     }
 
     /// What a clear and a new epoch make good.
@@ -346,6 +374,7 @@ impl Worker {
             placed: totals.placed,
             parked: self.parked.len() as u64,
             reannouncing: self.reannouncing,
+            suspended: self.suspended,
             counts: self.counts.clone(),
         }
     }
