@@ -33,7 +33,9 @@ impl Registered {
     pub fn change(&self, change: impl FnOnce(&mut Worker)) {
         let mut worker = self.worker.write();
         change(&mut worker);
+        let emptied = worker.take_emptied();
         RwLockWriteGuard::unlock_fair(worker);
+        drop(emptied); // not under the lock
     }
 }
 
