@@ -1,10 +1,11 @@
 # The targets that a user needs. Everything is set up in .venv from this checkout's own files; nothing else is touched.
-#   make demo    set up, then show the main job (no GPU, no cluster, no Redis)
-#   make test    set up, then run every test
-#   make lint    formatters, linters, type checkers
-#   make bench   benchmarks
-#   make build   sdist and wheels into dist/
-#   make lock    renew the requirement files after a change of pyproject.toml
+#   make demo        set up, then show the main job (no GPU, no cluster, no Redis)
+#   make test        set up, then run every test
+#   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
+#   make lint        formatters, linters, type checkers
+#   make bench       benchmarks
+#   make build       sdist and wheels into dist/
+#   make lock        renew the requirement files after a change of pyproject.toml
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 PYTHON ?= python3
@@ -21,6 +22,10 @@ demo: .make/run
 test: .make/dev
 	$(BIN)/pytest -n 2 --dist loadgroup $(TEST_ARGS)
 	@if command -v cargo >/dev/null; then cd core && cargo test --locked --quiet; fi
+
+test-vllm: .make/dev
+	nice scripts/vllm/install.sh .make/vllm-venv
+	nice $(BIN)/pytest -s tests/e2e/vllm/scenarios.py $(TEST_ARGS)
 
 lint: .make/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
