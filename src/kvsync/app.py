@@ -85,7 +85,7 @@ class App:
         loads = LoadTable(time.monotonic)
         self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
         self.audit = Audit(self.metrics.audited)
-        self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls)
+        self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls, held=self.router.held)
         self.manager: EventManager | None = None
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
@@ -103,6 +103,7 @@ class App:
             loads=loads,
             kv_sync=self.kv_sync,
             metrics=self.metrics,
+            tokenizing=self.tokenizer.stats,
             streams=self._streams,
             draining=lambda: self.gateway.draining,
         )
@@ -198,6 +199,8 @@ class App:
     def _answered(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
         self.audit.observe(decision, status, usage)
         self.metrics.model_answered(decision.model, status)
+        if status == 200:
+            self.tokenizer.answered(decision.tokenized, decision.chosen.worker)
         if self.manager is not None:
             self.manager.served(decision.chosen.worker)
 

@@ -28,6 +28,7 @@ class Report:
 
     Args:
         streams: how each followed worker's stream is doing; empty while KV sync does not run.
+        tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
     """
 
@@ -40,6 +41,7 @@ class Report:
         kv_sync: KVSync,
         metrics: Metrics,
         streams: Callable[[], Sequence[WorkerStatus]],
+        tokenizing: Callable[[], Mapping[str, Any]],
         draining: Callable[[], bool],
     ) -> None:
         self._fleet = fleet
@@ -48,6 +50,7 @@ class Report:
         self._kv_sync = kv_sync
         self._metrics = metrics
         self._streams = streams
+        self._tokenizing = tokenizing
         self._draining = draining
         metrics.at_scrape(self._scrape)
 
@@ -106,6 +109,9 @@ class Report:
 
     def _scrape(self) -> None:
         self._metrics.kv_sync(_METRIC_STATES[self._kv_sync.status().state])
+        remote = self._tokenizing()["remote"]
+        if remote is not None:
+            self._metrics.tokenizers(remote["active"], remote["taken_out"])
         indexed = self._indexed()
         for worker, known in indexed.items():
             self._metrics.indexed(worker, known["trust"], known["blocks"], known["counts"])

@@ -86,6 +86,9 @@ class RemoteTokenizerSettings(_Section):
     connections: Annotated[int, Field(ge=1, le=4096)] = 64
     cache_bytes: Annotated[int, Field(ge=0)] = 64 << 20
     """Whole requests remembered, least recently used out first."""
+    render: bool = False
+    """Send chats with images and other media to the endpoint's ``/v1/chat/completions/render``, so that their prompts
+    are known as a whole. The engines run with ``--enable-scale-out``. Otherwise credit ends before the first image."""
 
 
 class LocalTokenizerSettings(_Section):

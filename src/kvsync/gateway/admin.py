@@ -16,37 +16,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvsync.config import AdminSettings
-from kvsync.events.types import ExtraKey
 from kvsync.gateway import errors
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.ports import Fleet, JsonObject, Tokenizing
-from kvsync.index.match import Match, Tokens
+from kvsync.routing.lookup import Lookup, match_prompt
 from kvsync.telemetry.metrics import CONTENT_TYPE
 from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 MAX_BODY = 32 << 20
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-
-
-class Matching(Protocol):
-    """The part of the index that answers lookups."""
-
-    def match(
-        self,
-        tokens: Tokens,
-        model: str,
-        *,
-        adapter: str | None = None,
-        cache_salt: str | None = None,
-        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +46,7 @@ class AdminPorts:
     """The decision record of a request id, in its JSON form."""
     fleet: Fleet
     tokenizing: Tokenizing
-    index: Matching
+    index: Lookup
 
 
 class MatchQuestion(msgspec.Struct, forbid_unknown_fields=True):
@@ -140,9 +124,7 @@ class Admin:
             raise Problem(503, f"the tokens are unknown: {tokenized.reason or 'no tokenizer'}", reason="tokens_unknown")
         prompt = tokenized.prompts[0]
         salt = tokenized.cache_salt if asked.cache_salt is None else asked.cache_salt
-        matches = self._ports.index.match(
-            prompt.tokens, model, adapter=adapter, cache_salt=salt, block_keys=prompt.block_keys
-        )
+        matches = match_prompt(self._ports.index, prompt, model, adapter=adapter, cache_salt=salt)
         return _json(
             {
                 "model": model,
@@ -211,4 +193,4 @@ def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=_encode(value), status=status, content_type="application/json")
 
 
-__all__ = ["Admin", "AdminPorts", "MatchQuestion", "Matching"]
+__all__ = ["Admin", "AdminPorts", "MatchQuestion"]

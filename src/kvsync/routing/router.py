@@ -24,6 +24,7 @@ from kvsync.routing.errors import BadPolicy, NoReadyEngine, NoSuchModel, NoTarge
 from kvsync.routing.expected import ExpectedTable, Hope, context_seed, prefix_keys
 from kvsync.routing.fleet import Fleet, Slot
 from kvsync.routing.load import Cell, LoadTable, Ticket
+from kvsync.routing.lookup import holds_beginning, match_prompt, told_apart
 from kvsync.routing.policies import CACHE_AWARE, POLICIES, Choice
 from kvsync.routing.records import Records
 from kvsync.telemetry.logs import Throttle
@@ -126,6 +127,13 @@ class Router:
     def get(self, request_id: str) -> Decision | None:
         """The last decision for a request, while it is kept."""
         return self._records.get(request_id)
+
+    def held(self, worker: str, model: str, adapter: str | None, cache_salt: str | None, tokens: bytes) -> bool | None:
+        """See :func:`~kvsync.routing.lookup.holds_beginning`; ``None`` without an index."""
+        index = self._index
+        if index is None:
+            return None
+        return self._ask(model, lambda: holds_beginning(index, worker, model, adapter, cache_salt, tokens))
 
     def choose(self, query: Query) -> tuple[Decision, RoutedTicket]:
         """Pick a worker and count its load from this moment on.
@@ -235,13 +243,8 @@ class Router:
         prompts = tokenized.prompts
         if not prompts:
             return None, {}, ()
-        keys = [
-            prefix_keys(
-                prompt.tokens,
-                context_seed(query.model, query.adapter, tokenized.cache_salt, _images(prompt.block_keys)),
-            )
-            for prompt in prompts[:EXPECTED_PROMPTS]
-        ]
+        seed = context_seed(query.model, query.adapter, tokenized.cache_salt)
+        keys = [prefix_keys(told_apart(prompt), seed) for prompt in prompts[:EXPECTED_PROMPTS]]
         # An engine that computes every token whatever it holds gains nothing from any worker.
         if not tokenized.reads_cache:
             return None, {}, keys
@@ -266,13 +269,7 @@ class Router:
         found = self._ask(
             query.model,
             lambda: [
-                index.match(
-                    prompt.tokens,
-                    query.model,
-                    adapter=query.adapter,
-                    cache_salt=salt,
-                    block_keys=prompt.block_keys,
-                )
+                match_prompt(index, prompt, query.model, adapter=query.adapter, cache_salt=salt)
                 for prompt in query.tokenized.prompts
             ],
         )
@@ -365,11 +362,6 @@ def _sum(found: Sequence[Mapping[str, Match]], worker: str) -> Match:
     return Match(sum(match.credit for match in matches), sum(match.expected for match in matches), tiers, trust)
 
 
-def _images(block_keys: object) -> object:
-    """Whatever tells apart two prompts of the same tokens."""
-    return repr(block_keys) if block_keys else None
-
-
 def _without_prompts(tokenized: TokenizedRequest) -> TokenizedRequest:
     return TokenizedRequest(
         prompts=(),
@@ -380,6 +372,7 @@ def _without_prompts(tokenized: TokenizedRequest) -> TokenizedRequest:
         hides_keys=tokenized.hides_keys,
         reannounces=tokenized.reannounces,
         comparable=tokenized.comparable,
+        sample=tokenized.sample,
     )
 
 

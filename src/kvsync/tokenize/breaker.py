@@ -13,7 +13,7 @@ from typing import Literal
 
 
 class Breaker:
-    """One endpoint's. Every allowed call ends with exactly one of success, failure and release."""
+    """One endpoint's. Every allowed call ends with exactly one of success, failure, trip and release."""
 
     def __init__(self, failures: int, rest: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = failures
@@ -52,6 +52,11 @@ class Breaker:
             self.openings += self.state != "open"
             self._opened = self._clock()
         self._trial = False
+
+    def trip(self) -> None:
+        """A failure that needs no row of them: the endpoint said itself that it can't."""
+        self._row = self._limit
+        self.failure()
 
     def release(self) -> None:
         """The call said nothing about the endpoint."""

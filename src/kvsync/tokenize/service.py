@@ -4,7 +4,8 @@ Always holds: :meth:`TokenizerService.tokenize` never raises for a body or a tok
 budget. Where tokens stay unknown the request is routed by load, and the reason is counted.
 
 Token ids need nothing. Text goes to the local tokenizer where that is proved for this name and shape, else to the
-remote one, whose whole answers are remembered for a while and shared by equal requests under way. Without a remote
+remote one, whose whole answers are remembered for a while and shared by equal requests under way. Of a chat with images
+only what stands before them is known, unless a server renders it whole (``remote.render``). Without a remote
 tokenizer there is nobody to prove the local one by (and no KV sync): then it serves as it is.
 """
 
@@ -21,14 +22,16 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
 from kvsync.config import ModelSettings, TokenizerSettings
-from kvsync.tokenize.block0 import FirstBlocks
+from kvsync.tokenize.block0 import FirstBlocks, Held
 from kvsync.tokenize.cache import TokenCache
+from kvsync.tokenize.endpoints import LARGE
 from kvsync.tokenize.errors import LocalFailed, QueueFull, RemoteFailed, Untokenized
 from kvsync.tokenize.flight import SingleFlight
 from kvsync.tokenize.local import LocalTokenizer
 from kvsync.tokenize.pool import BoundedPool
 from kvsync.tokenize.prove import Proof, common_tokens
-from kvsync.tokenize.remote import LARGE, RemoteTokenizer, question
+from kvsync.tokenize.remote import RemoteTokenizer, question
+from kvsync.tokenize.render import Renderer
 from kvsync.tokenize.request import Reading, Text, Truncation, Work, read_request
 from kvsync.tokenize.truncate import cut, cut_text
 from kvsync.tokenize.types import Prompt, TokenizedRequest
@@ -47,7 +50,7 @@ class TokenizerService:
     """Requests → token ids. Used from one event loop, between :meth:`start` and :meth:`close`.
 
     ``engines`` gives the base URLs of the engines that serve a (base) model now; it is asked when the endpoint is
-    ``engines``.
+    ``engines``. ``held`` says whether engines hold what they should, if local tokens are right.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TokenizerService:
         models: Sequence[ModelSettings],
         engines: Callable[[str], Sequence[str]],
         *,
+        held: Held = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -65,13 +69,14 @@ class TokenizerService:
         remote = settings.remote
         usable = remote.enabled and remote.endpoint is not None
         self._remote = RemoteTokenizer(remote, engines, self._pool, clock=clock) if usable else None
+        self._renderer = Renderer(remote, engines, self._pool, clock=clock) if usable and remote.render else None
         self._answers = TokenCache(remote.cache_bytes, max_age=ANSWER_AGE, clock=clock)
         self._pieces = TokenCache(settings.local.cache_bytes, clock=clock)
         self._flights: SingleFlight[bytes] = SingleFlight()
         self._local: dict[str, LocalTokenizer] = {}
         self._without_local: dict[str, str] = {}
         self._proof = Proof(settings.local.prove, settings.local.compare, chance=chance)
-        self._first_blocks = FirstBlocks(self._proof.suspect)
+        self._first_blocks = FirstBlocks(held, self._proof.suspect, clock)
         self._updating = asyncio.Lock()
         self._limits: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -84,6 +89,8 @@ class TokenizerService:
         """Open the connections and load the tokenizers. One that can't be loaded is logged, and served remotely."""
         if self._remote is not None:
             await self._remote.start()
+        if self._renderer is not None:
+            await self._renderer.start()
         await self.update_models(self._models)
 
     async def close(self) -> None:
@@ -93,6 +100,8 @@ class TokenizerService:
         self._pool.close()
         if self._remote is not None:
             await self._remote.close()
+        if self._renderer is not None:
+            await self._renderer.close()
 
     async def update_models(self, models: Sequence[ModelSettings]) -> None:
         """Take over a changed list of models. Tokenizers that stay are not read again."""
@@ -137,12 +146,12 @@ class TokenizerService:
             return self._result(reading, (), "none", reading.reason)
         if reading.ids and (reading.truncation is None or self._keep(reading.truncation, model) is not None):
             return self._result(reading, self._cut_ids(reading, model), "ids")
-        return self._within_budget(reading, model, adapter)
+        return self._within_budget(reading, body, model, adapter)
 
-    def observe_block0(self, model: str, token_ids: bytes) -> None:
-        """The tokens of a stored block without parent (big-endian uint32, ``BlockStoredEvent.token_ids[0]``). From any
-        thread."""
-        self._first_blocks.observe(model, token_ids)
+    def answered(self, tokenized: TokenizedRequest, worker: str) -> None:
+        """``worker`` answered this request, and successfully."""
+        if tokenized.sample is not None:
+            self._first_blocks.answered(tokenized.sample, worker)
 
     async def probe(self) -> str | None:
         """``None`` when the remote tokenizer answers, else a sentence that says what is wrong."""
@@ -163,6 +172,7 @@ class TokenizerService:
             "requests": dict(self._sources),
             "reasons": dict(self._reasons),
             "remote": self._remote.stats() if self._remote is not None else None,
+            "render": self._renderer.stats() if self._renderer is not None else None,
             "answers": self._answers.stats(),
             "shared_calls": self._flights.shared,
             "local": {"ready": sorted(self._local), "missing": dict(self._without_local)},
@@ -176,22 +186,36 @@ class TokenizerService:
 
     # --- one request
 
-    async def _within_budget(self, reading: Reading, model: str, adapter: str | None) -> TokenizedRequest:
+    async def _within_budget(
+        self, reading: Reading, body: dict[str, Any], model: str, adapter: str | None
+    ) -> TokenizedRequest:
+        reason = None
         try:
             async with asyncio.timeout(self._settings.remote.budget):
                 if reading.ids:
                     await self._learn_limit(model)
                     return self._result(reading, self._cut_ids(reading, model), "ids")
+                if reading.media and self._renderer is not None:
+                    rendered = await self._renderer.prompt(body, model)
+                    if rendered is not None:
+                        return self._result(reading, (rendered,), "remote")
+                    reason = "not_rendered"
                 prompts, source = await self._prompts(reading, model, adapter)
         except TimeoutError:
             return self._result(reading, (), "none", "tokenizer_timeout")
         except Untokenized as error:
             return self._result(reading, (), "none", error.reason)
-        return self._result(reading, prompts, source)
+        result = self._result(reading, prompts, source, reason)
+        if source != "local" or self._remote is None or len(prompts) != 1 or reading.media or reading.truncation:
+            return result
+        shape = reading.works[0].shape
+        sample = self._first_blocks.sample(model, adapter, reading.cache_salt, shape, prompts[0].tokens)
+        return replace(result, sample=sample)
 
     def _result(
         self, reading: Reading, prompts: tuple[Prompt, ...], source: Source, reason: str | None = None
     ) -> TokenizedRequest:
+        whole = not reading.media or any(prompt.images for prompt in prompts)
         if reason is None and not reading.reads_cache:
             reason = "skips_cache"
         self._sources[source] += 1
@@ -205,7 +229,7 @@ class TokenizerService:
             reads_cache=reading.reads_cache,
             hides_keys=reading.hides_keys,
             reannounces=reading.reannounces,
-            comparable=len(prompts) == 1 and reading.single and reading.reads_cache and not reading.media,
+            comparable=len(prompts) == 1 and reading.single and reading.reads_cache and whole,
         )
 
     async def _prompts(self, reading: Reading, model: str, adapter: str | None) -> tuple[tuple[Prompt, ...], Source]:
@@ -267,7 +291,6 @@ class TokenizerService:
                 if remote is None:
                     raise
             else:
-                self._first_blocks.answered(model, name, shape, tokens)
                 if remote is not None and self._proof.wants_comparison(name, shape):
                     self._later(self._compare_remote(remote, work, model, name, tokens))
                 return tokens, "local"

@@ -17,7 +17,7 @@ from kvsync.gateway.admin import Admin, AdminPorts
 from kvsync.gateway.ports import JsonObject
 from kvsync.index.match import Match, Tokens
 from kvsync.telemetry.metrics import Metrics
-from kvsync.tokenize.types import Prompt, TokenizedRequest
+from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
 from tests.integration.gateway.harness import Models
 
 
@@ -37,6 +37,9 @@ class Index:
         self.asked.append((tokens, model, adapter, cache_salt, block_keys))
         return {"a": Match(32, 16, {"gpu": 16, "cpu": 16}, "partial"), "b": Match(0, trust="none")}
 
+    def block_sizes(self, model: str) -> dict[str, int]:
+        return {"a": 16, "b": 16}
+
 
 class Words:
     """One token per character; prompts that are none stay unknown."""
@@ -47,8 +50,8 @@ class Words:
     async def begin(self, path: str, body: JsonObject, model: str, adapter: str | None) -> TokenizedRequest:
         self.seen.append((path, body, model, adapter))
         if "messages" in body:
-            keys = ((Image("i"),),)
-            return TokenizedRequest((Prompt(array("I", [7]).tobytes(), 1, keys),), "remote", cache_salt="from-body")
+            prompt = Prompt(array("I", [7]).tobytes(), 1, (ImageSpan("i", 0, 1),))
+            return TokenizedRequest((prompt,), "remote", cache_salt="from-body")
         text = str(body["prompt"])
         if not text:
             return TokenizedRequest((), "none", "tokenizer_timeout")
@@ -162,7 +165,7 @@ async def test_match_by_prompt_and_by_messages(question: dict[str, object], path
         ((tokens, _, asked_adapter, salt, keys),) = made.index.asked
         assert asked_adapter == adapter
         if "messages" in question:
-            assert (tokens, salt, keys) == (array("I", [7]).tobytes(), "from-body", ((Image("i"),),))
+            assert (tokens, salt, keys) == (array("I", [7]).tobytes(), "from-body", [[Image("i", 0)]])
         else:
             assert (tokens, salt, keys) == (array("I", [97, 98]).tobytes(), None, None)
 

@@ -63,6 +63,9 @@ class FakeEngine:
         self.gate: asyncio.Event | None = None
         """Closed, it holds every answer back."""
         self.waiting = 0
+        self.asked_to_render: list[dict[str, Any]] = []
+        self.rendering: Trouble | dict[str, Any] = 403
+        """The answer of the render route; 403 is that of an engine without ``--enable-scale-out``."""
         self.left = asyncio.Event()
         """Set when a client went away before its answer."""
         self.url = ""
@@ -91,6 +94,16 @@ class FakeEngine:
         answer = {"count": len(tokens), "max_model_len": MAX_MODEL_LEN, "tokens": tokens, "token_strs": None}
         return web.json_response(answer)
 
+    async def render(self, request: web.Request) -> web.StreamResponse:
+        self.asked_to_render.append(await request.json())
+        if self.rendering == "hang":
+            await self._wait(asyncio.Event())
+        if isinstance(self.rendering, bytes):
+            return web.Response(body=self.rendering, content_type="application/json")
+        if isinstance(self.rendering, int):
+            return web.json_response({"error": {"message": "no", "code": self.rendering}}, status=self.rendering)
+        return web.json_response(self.rendering)
+
     async def _wait(self, event: asyncio.Event) -> None:
         self.waiting += 1
         try:
@@ -106,6 +119,7 @@ class FakeEngine:
 async def running(engine: FakeEngine) -> AsyncIterator[FakeEngine]:
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/tokenize", engine.handle)
+    app.router.add_post("/v1/chat/completions/render", engine.render)
     server = TestServer(app, host="127.0.0.1")
     await server.start_server(shutdown_timeout=0.1)
     engine.url = str(server.make_url("")).rstrip("/")

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from kvsync.config import RemoteTokenizerSettings
+from kvsync.tokenize.endpoints import LARGE
 from kvsync.tokenize.errors import RemoteFailed, Untokenized
 from kvsync.tokenize.pool import BoundedPool
-from kvsync.tokenize.remote import LARGE, RemoteTokenizer, question
+from kvsync.tokenize.remote import RemoteTokenizer, question
 from kvsync.tokenize.request import Chat, Text
 from tests.integration.tokenize.fake import FakeEngine, Trouble, engine_tokens, running, until
 from tests.unit.tokenize.support import unpack

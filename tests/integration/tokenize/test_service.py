@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvsync.config import LocalTokenizerSettings, ModelSettings, RemoteTokenizerSettings, TokenizerSettings
-from kvsync.events.types import pack_tokens
+from kvsync.tokenize.block0 import DELAY, Held
 from kvsync.tokenize.service import ANSWER_AGE, TokenizerService
 from kvsync.tokenize.types import Prompt, TokenizedRequest
 from tests.integration.tokenize.fake import MAX_MODEL_LEN, FakeEngine, engine_tokens, running, until
@@ -53,6 +53,7 @@ class House:
         endpoint: str | None = "engines",
         local: dict[str, Any] | None = None,
         chance: Callable[[], float] = lambda: 1.0,
+        held: Held = lambda *_: None,
         **remote: Any,
     ) -> TokenizerService:
         settings = TokenizerSettings(
@@ -62,7 +63,9 @@ class House:
             local=LocalTokenizerSettings(**{"prove": 2, "compare": 0.5, **(local or {})}),
         )
         models = [ModelSettings(name="tiny", tokenizer=tokenizer)]
-        service = TokenizerService(settings, models, lambda _: [self.engine.url], clock=self.clock, chance=chance)
+        service = TokenizerService(
+            settings, models, lambda _: [self.engine.url], held=held, clock=self.clock, chance=chance
+        )
         await service.start()
         self.stack.push_async_callback(service.close)
         return service
@@ -333,22 +336,69 @@ async def test_a_template_that_breaks_leaves_the_request_to_the_remote(house: Ho
     assert service.stats()["left_to_remote"] == {"template_error": 1}
 
 
-async def test_first_blocks_that_no_engine_stores_ask_for_a_new_proof(house: House) -> None:
-    service = await house.proved("plain", saying)
-    service.observe_block0("tiny", pack_tokens([7] * 8))
-    for number in range(256 + 64):
-        assert (await ask(service, CHAT, user(f"hello {number}"))).source == "local"
-    assert service.stats()["shapes"]["tiny:plain"]["suspicions"] == 1
-    assert (await ask(service, CHAT, user("hello again"))).source == "remote"
+class TestSecondLook:
+    """At requests with local tokens, once they are answered."""
 
+    async def look(self, house: House, service: TokenizerService, times: int) -> None:
+        for number in range(times):
+            result = await ask(service, CHAT, user(f"hello {number}"))
+            assert result.source == "local"
+            service.answered(result, "w")
+            house.clock.now += DELAY
 
-async def test_first_blocks_that_engines_store_confirm(house: House) -> None:
-    service = await house.proved("plain", saying)
-    for number in range(256 + 80):
-        tokens = engine_tokens(user(f"hello {number}"))
-        service.observe_block0("tiny", pack_tokens(tokens[:8]))
-        assert (await ask(service, CHAT, user(f"hello {number}"))).source == "local"
-    assert service.stats()["first_blocks"] == {"confirmed": 80, "absent": 0, "unusable": 0}
+    async def test_beginnings_that_no_engine_holds_ask_for_a_new_proof(self, house: House) -> None:
+        service = await house.proved("plain", saying, held=lambda *_: False)
+        await self.look(house, service, 64)
+        assert (await ask(service, CHAT, user("now the last of them is looked up"))).source == "local"
+        assert service.stats()["shapes"]["tiny:plain"]["suspicions"] == 1
+        assert (await ask(service, CHAT, user("hello again"))).source == "remote"
+
+    async def test_beginnings_that_engines_hold_confirm(self, house: House) -> None:
+        asked: list[tuple[Any, ...]] = []
+
+        def held(*what: Any) -> bool:
+            asked.append(what)
+            return True
+
+        service = await house.proved("plain", saying, held=held)
+        await self.look(house, service, 80)
+        assert service.stats()["first_blocks"] == {"confirmed": 79, "absent": 0, "unknown": 0, "unanswered": 0}
+        assert asked[0] == ("w", "tiny", None, None, pack(*engine_tokens(user("hello 0"))))
+
+    async def test_an_adapter_and_a_salt_are_told(self, house: House) -> None:
+        house.engine.models.add("tuned")
+        asked: list[tuple[Any, ...]] = []
+        service = await house.service(local={"prove": 1}, held=lambda *what: asked.append(what))
+        await ask(service, CHAT, user("proof"), "tuned")
+        await until(lambda: service.stats()["shapes"].get("tuned:plain", {}).get("state") == "proved")
+        result = await ask(service, CHAT, {**user("hello"), "cache_salt": "s"}, "tuned")
+        service.answered(result, "w")
+        house.clock.now += DELAY
+        await ask(service, CHAT, user("again"), "tuned")
+        assert [what[:4] for what in asked] == [("w", "tiny", "tuned", "s")]
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            (COMPLETIONS, {"prompt": [1, 2, 3]}),
+            (COMPLETIONS, {"prompt": ["one", "two"]}),
+            (COMPLETIONS, {"prompt": "hello world hello", "truncate_prompt_tokens": 3}),
+            (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
+            (CHAT, {**user("remote"), "tools": TOOLS}),
+        ],
+    )
+    async def test_requests_that_are_no_sample(self, house: House, path: str, body: dict[str, Any]) -> None:
+        """Ids need no check; of several prompts, cut ones and those with images nobody stores just the local tokens."""
+        service = await house.proved("plain", saying)
+        for number in range(3):
+            await ask(service, COMPLETIONS, {"prompt": f"proof {number}"})
+        await until(lambda: service.stats()["shapes"].get("tiny:text", {}).get("state") == "proved")
+        assert (await ask(service, path, body)).sample is None
+
+    async def test_without_a_remote_tokenizer_there_is_nothing_to_prove_again(self, house: House) -> None:
+        service = await house.service(endpoint=None)
+        result = await ask(service, CHAT, user("hello"))
+        assert (result.source, result.sample) == ("local", None)
 
 
 async def test_a_folder_that_can_not_be_loaded_is_served_remotely(house: House, tmp_path: Path) -> None:

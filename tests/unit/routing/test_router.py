@@ -18,7 +18,8 @@ from kvsync.index.match import Match
 from kvsync.routing.decision import Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, NoTarget
 from kvsync.routing.records import as_json
-from tests.unit.routing.world import UNKNOWN, World, engine, tokenized
+from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
+from tests.unit.routing.world import UNKNOWN, World, engine, tokenized, tokens
 
 PROMPT = tokenized(range(100))
 
@@ -189,6 +190,48 @@ def test_an_index_without_workers_is_load_only_and_an_unknown_worker_has_no_trus
     world.index.answer = lambda _: credit(a=0)
     decision, _ = world.ask(PROMPT, exclude=frozenset({"a"}))
     assert (decision.chosen.worker, decision.mode) == ("b", "none")
+
+
+def test_a_prompt_with_images_is_matched_per_block_size_and_expected_by_its_images() -> None:
+    def prompt(image: str) -> TokenizedRequest:
+        span = ImageSpan(image, 128, 64)
+        return TokenizedRequest((Prompt(tokens(*range(256)), 256, (span,)),), "remote")
+
+    world = World(engine("a"), engine("b"))
+    world.index.sizes = {"a": 16, "b": 32}
+    world.index.answer = lambda _: credit(a=0, b=0)
+    first, _ = world.ask(prompt("cat"))
+    keys = [asked["block_keys"] for asked in world.index.asked]
+    assert [len(each) for each in keys if isinstance(each, list)] == [12, 6]
+    assert first.prompt_tokens == 256
+
+    def expected(image: str) -> int:
+        decision, ticket = world.ask(prompt(image))
+        ticket.end("ok")
+        return {c.worker: c.expected for c in decision.candidates}[first.chosen.worker]
+
+    assert expected("dog") == 128, "what stands before the image is the same"
+    assert expected("cat") == 256
+
+
+def test_the_second_look_goes_to_the_index() -> None:
+    world = World(engine("a"))
+    world.index.sizes = {"a": 4}
+    world.index.answer = lambda _: credit(a=4)
+    assert world.router.held("a", "m", None, None, tokens(*range(9))) is True
+    assert World(engine("a"), without_index=True).router.held("a", "m", None, None, tokens(*range(9))) is None
+
+
+def test_a_second_look_at_an_index_that_raises_says_nothing() -> None:
+    world = World(engine("a"))
+    world.index.sizes = {"a": 4}
+
+    def broken(_: array[int]) -> Mapping[str, Match]:
+        raise RuntimeError("broken")
+
+    world.index.answer = broken
+    assert world.router.held("a", "m", None, None, tokens(*range(9))) is None
+    assert world.sample("kvsync_routing_index_failures_total") == 1
 
 
 def test_without_an_index_requests_go_by_load() -> None:

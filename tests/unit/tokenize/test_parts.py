@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.events.types import pack_tokens
-from kvsync.tokenize.block0 import MOST_TOKENS, FirstBlocks
+from kvsync.tokenize.block0 import DELAY, MOST, MOST_TOKENS, PATIENCE, FirstBlocks
 from kvsync.tokenize.breaker import Breaker
 from kvsync.tokenize.cache import OVERHEAD, TokenCache
 from kvsync.tokenize.errors import QueueFull
@@ -93,6 +92,16 @@ class TestBreaker:
         assert breaker.state == "closed"
         self.fail(breaker, 1)
         assert (breaker.state, breaker.permits) == ("open", False)
+
+    def test_a_trip_needs_no_row_and_is_one_opening(self) -> None:
+        clock = Clock()
+        breaker = self.breaker(clock)
+        for openings in (1, 2):
+            breaker.begin()
+            breaker.trip()
+            assert (breaker.state, breaker.permits, breaker.openings) == ("open", False, openings)
+            clock.now += 5.0
+            assert breaker.permits
 
     def test_what_says_nothing_neither_counts_nor_clears_the_row(self) -> None:
         breaker = self.breaker(Clock())
@@ -293,78 +302,134 @@ class TestProof:
 
 
 class TestFirstBlocks:
-    """Block size 2; ``window`` answers wait, ``row`` absences are a suspicion."""
+    """Rows of three absences are a suspicion."""
 
-    def blocks(self, row: int = 3) -> tuple[FirstBlocks, list[tuple[str, str]]]:
-        suspected: list[tuple[str, str]] = []
-        blocks = FirstBlocks(lambda name, shape: suspected.append((name, shape)), window=2, row=row)
-        return blocks, suspected
+    def blocks(self, row: int = 3) -> None:
+        self.clock = Clock()
+        self.suspected: list[tuple[str, str]] = []
+        self.asked: list[tuple[object, ...]] = []
+        self.held: bool | None = False
 
-    def answer(self, blocks: FirstBlocks, times: int, *tokens: int, shape: str = "plain") -> None:
+        def held(worker: str, model: str, adapter: str | None, cache_salt: str | None, tokens: bytes) -> bool | None:
+            self.asked.append((worker, model, adapter, cache_salt, tokens))
+            return self.held
+
+        suspect = lambda name, shape: self.suspected.append((name, shape))  # noqa: E731
+        self.first = FirstBlocks(held, suspect, self.clock, row=row)
+
+    def sample(self, shape: str = "plain") -> int | None:
+        return self.first.sample("m", None, None, shape, pack(7, 8, 9))
+
+    def look(self, times: int, held: bool | None, shape: str = "plain") -> None:
+        """So many requests, each answered and looked up."""
         for _ in range(times):
-            blocks.answered("m", "m", shape, pack(*tokens))
+            self.held = held
+            number = self.sample(shape)
+            assert number is not None
+            self.first.answered(number, "w")
+            self.clock.now += DELAY
+            spare = self.first.sample("m", None, None, shape, bytes(4 * MOST_TOKENS + 4))
+            assert spare is None, "too long to be a sample: this call only has the last one looked up"
 
-    def test_answers_whose_first_block_was_stored_are_confirmed(self) -> None:
-        blocks, suspected = self.blocks()
-        blocks.observe("m", pack_tokens([7, 8]))
-        self.answer(blocks, 20, 7, 8, 9)
-        assert suspected == []
-        assert blocks.stats() == {"confirmed": 18, "absent": 0, "unusable": 0}
+    def test_a_request_is_looked_up_a_moment_after_its_answer(self) -> None:
+        self.blocks()
+        number = self.first.sample("m", "x", "s", "plain", pack(7, 8))
+        assert number is not None
+        self.clock.now += 10
+        self.sample()
+        assert self.asked == [], "it is not answered yet"
+        self.first.answered(number, "w")
+        self.clock.now += DELAY / 2
+        self.sample()
+        assert self.asked == [], "its events may be on their way"
+        self.clock.now += DELAY / 2
+        self.sample()
+        assert self.asked == [("w", "m", "x", "s", pack(7, 8))]
+        self.clock.now += 10
+        self.sample()
+        assert len(self.asked) == 1
 
-    def test_a_store_that_comes_after_the_answer_counts(self) -> None:
-        blocks, suspected = self.blocks()
-        blocks.observe("m", pack_tokens([1, 1]))
-        self.answer(blocks, 2, 7, 8, 9)
-        blocks.observe("m", pack_tokens([7, 8]))
-        self.answer(blocks, 10, 7, 8, 9)
-        assert (suspected, blocks.stats()["absent"]) == ([], 0)
+    def test_presence_confirms(self) -> None:
+        self.blocks()
+        self.look(20, True)
+        assert self.suspected == []
+        assert self.first.stats() == {"confirmed": 20, "absent": 0, "unknown": 0, "unanswered": 0}
 
     def test_a_long_row_of_absences_is_suspicious_and_the_next_row_is_longer(self) -> None:
-        blocks, suspected = self.blocks()
-        blocks.observe("m", pack_tokens([1, 1]))
-        self.answer(blocks, 2 + 3, 7, 8, 9)
-        assert suspected == [("m", "plain")]
-        self.answer(blocks, 5, 7, 8, 9)
-        assert len(suspected) == 1
-        self.answer(blocks, 1, 7, 8, 9)
-        assert len(suspected) == 2
+        self.blocks()
+        self.look(2, False)
+        assert self.suspected == []
+        self.look(1, False)
+        assert self.suspected == [("m", "plain")]
+        self.look(5, False)
+        assert len(self.suspected) == 1
+        self.look(1, False)
+        assert len(self.suspected) == 2
+        assert self.first.stats()["absent"] == 9
 
-    def test_one_presence_ends_the_row(self) -> None:
-        blocks, suspected = self.blocks()
-        blocks.observe("m", pack_tokens([1, 1]))
+    def test_one_presence_ends_the_row_and_not_knowing_does_not(self) -> None:
+        self.blocks()
         for _ in range(5):
-            self.answer(blocks, 2, 7, 8, 9)
-            self.answer(blocks, 1, 1, 1, 9)
-        assert suspected == []
+            self.look(2, False)
+            self.look(1, True)
+        assert self.suspected == []
+        self.look(2, False)
+        self.look(9, None)
+        self.look(1, False)
+        assert self.suspected == [("m", "plain")]
+        assert self.first.stats()["unknown"] == 9
 
     def test_shapes_have_rows_of_their_own(self) -> None:
-        blocks, suspected = self.blocks()
-        blocks.observe("m", pack_tokens([1, 1]))
-        for _ in range(4):
-            self.answer(blocks, 1, 7, 8, 9, shape="tools")
-            self.answer(blocks, 1, 1, 1, 9)
-        assert suspected == [("m", "tools")]
+        self.blocks()
+        for _ in range(3):
+            self.look(1, False, "tools")
+            self.look(1, True)
+        assert self.suspected == [("m", "tools")]
 
-    def test_prompts_shorter_than_a_block_and_other_models_say_nothing(self) -> None:
-        blocks, suspected = self.blocks(row=1)
-        self.answer(blocks, 9, 7, 8, 9)
-        blocks.observe("other", pack_tokens([1, 1]))
-        self.answer(blocks, 9, 7, 8, 9)
-        blocks.observe("m", pack_tokens([1, 1]))
-        self.answer(blocks, 9, 7)
-        assert (suspected, blocks.stats()["absent"]) == ([], 0)
+    def test_an_adapter_is_suspected_by_its_name(self) -> None:
+        self.blocks(row=1)
+        number = self.first.sample("m", "x", None, "plain", pack(1))
+        assert number is not None
+        self.first.answered(number, "w")
+        self.clock.now += DELAY
+        self.sample()
+        assert self.suspected == [("x", "plain")]
 
-    @pytest.mark.parametrize("raw", [b"", b"abc", b"\0" * (MOST_TOKENS * 4 + 4)])
-    def test_unusable_tokens_are_counted(self, raw: bytes) -> None:
-        blocks, _ = self.blocks()
-        blocks.observe("m", raw)
-        assert blocks.stats()["unusable"] == 1
+    def test_few_are_kept_and_those_without_an_answer_give_way(self) -> None:
+        self.blocks()
+        numbers = [self.sample() for _ in range(MOST)]
+        assert None not in numbers
+        assert self.sample() is None
+        self.clock.now += PATIENCE / 2
+        for number in numbers[:2]:
+            assert number is not None
+            self.first.answered(number, "w")
+        assert self.sample() is None, "answered ones keep their place until they are looked up"
+        self.clock.now += DELAY
+        assert self.sample() is not None
+        assert self.sample() is not None
+        assert self.sample() is None
+        self.clock.now += PATIENCE / 2
+        assert self.sample() is not None
+        assert self.first.stats()["unanswered"] == MOST - 2
 
-    def test_sizes_are_bounded(self) -> None:
-        blocks, _ = self.blocks()
-        for size in range(1, 20):
-            blocks.observe("m", b"\0" * 4 * size)
-        assert blocks.stats()["unusable"] == 11
+    def test_an_answer_that_comes_too_late_or_twice_changes_nothing(self) -> None:
+        self.blocks(row=1)
+        numbers = [self.sample() for _ in range(MOST)]
+        self.clock.now += PATIENCE
+        fresh = self.sample()
+        assert (numbers[0], fresh) == (0, MOST)
+        self.first.answered(0, "w")
+        self.first.answered(MOST, "w")
+        self.first.answered(MOST, "w")
+        self.clock.now += DELAY
+        self.sample()
+        assert len(self.asked) == 1
+
+    def test_long_prompts_are_no_samples(self) -> None:
+        self.blocks()
+        assert self.first.sample("m", None, None, "plain", bytes(4 * MOST_TOKENS)) is not None
+        assert self.first.sample("m", None, None, "plain", bytes(4 * MOST_TOKENS + 4)) is None
 
 
 class TestTruncation:
