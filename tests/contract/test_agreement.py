@@ -193,7 +193,10 @@ def some_facts(rng: Random) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if one_in(4, rng)}
 
 
-MARKS = ["forget", "new_epoch", "mark_reannouncing", "mark_reannouncing", "mark_hidden_keys", "remove_worker"]
+MARKS = [
+    "forget", "new_epoch", "mark_reannouncing", "mark_reannouncing", "mark_hidden_keys", "suspend", "resume", "resume",
+    "remove_worker",
+]  # fmt: skip
 
 
 def step(pair: Pair, rng: Random, wild: bool) -> None:
@@ -227,7 +230,7 @@ def test_streams_of_every_dialect() -> None:
             step(pair, rng, wild)
             for state in pair.same_stats().values():
                 seen.update(state["counts"].keys())
-                seen.update(word for word in ("doubtful", "reannouncing") if state[word])
+                seen.update(word for word in ("doubtful", "reannouncing", "suspended") if state[word])
             for prompt, adapter, salt in itertools.product(rng.sample(PROMPTS, 3), (None, "A"), (None, "A")):
                 for match in pair.same_match(prompt, adapter=adapter, cache_salt=salt).values():
                     seen.update([f"trust {match.trust}", *match.by_tier, *["expected"] * match.expected])

@@ -35,8 +35,8 @@ Forgetting
 Trust
     ``none`` when soundness is unknown: a group kind without a proven rule, several groups without kinds or of differing
     block sizes, sparse stores without a kind, chunked attention of unknown chunk size, a re-announcing worker with
-    window or state groups, a suspended worker (its stream does not tell at present), a worker whose dialect hides salts and images after a request that carried one. Otherwise
-    ``partial`` after a loss, else ``exact``.
+    window or state groups, a suspended worker (its stream does not tell at present), a worker whose dialect hides salts
+    and images after a request that carried one. Otherwise ``partial`` after a loss, else ``exact``.
 
 Threads: any number may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at all.
 """

@@ -1,8 +1,8 @@
 //! What a worker can do for a prompt, and how far that can be trusted.
 //!
-//! Trust is `none` when soundness is unknown: no rule is proven for what the events show (see [`Worker::rules`]), or a
-//! request with a salt or an image went to a worker whose dialect hides those. Otherwise it is `partial` after a loss,
-//! else `exact`.
+//! Trust is `none` when soundness is unknown: no rule is proven for what the events show (see [`Worker::rules`]), the
+//! worker's stream does not tell at present, or a request with a salt or an image went to a worker whose dialect hides
+//! those. Otherwise it is `partial` after a loss, else `exact`.
 
 use super::{Group, Worker};
 use crate::event::Tier;
