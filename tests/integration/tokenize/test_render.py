@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from kvsync.config import ModelSettings, RemoteTokenizerSettings, TokenizerSettings
+from kvsync.tokenize.pool import BoundedPool
+from kvsync.tokenize.render import Renderer
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import ImageSpan, TokenizedRequest
 from tests.integration.tokenize.fake import FakeEngine, engine_tokens, running
@@ -219,10 +222,22 @@ class TestWithoutRendering:
         assert prompts(service) == {"too_large": 1}
 
     async def test_a_server_that_hangs_leaves_time_for_the_part_before_the_image(self, house: House) -> None:
-        service = await house.service(budget=0.8)
+        service = await house.service(budget=30, timeout=0.5)
         house.engine.rendering = "hang"
         assert is_cut_before_the_image(await ask(service))
         assert prompts(service) == {"timeout": 1}
+
+    async def test_it_gives_up_before_the_budget_is_spent(self, house: House) -> None:
+        pool = BoundedPool(1, 8)
+        house.stack.callback(pool.close)
+        settings = RemoteTokenizerSettings(enabled=True, endpoint=house.engine.url, budget=0.4, timeout=600)
+        renderer = Renderer(settings, lambda _: [], pool)
+        await renderer.start()
+        house.stack.push_async_callback(renderer.close)
+        house.engine.rendering = "hang"
+        async with asyncio.timeout(60):
+            assert await renderer.prompt(BODY, "tiny") is None
+        assert renderer.stats()["prompts"] == {"timeout": 1}
 
     async def test_failures_of_rendering_do_not_rest_the_tokenizer(self, house: House) -> None:
         service = await house.service(breaker_failures=2)
