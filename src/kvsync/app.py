@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from kvsync.config import EventsSettings, Settings
 from kvsync.discovery.model import Change
 from kvsync.discovery.static import StaticSource
-from kvsync.events.contracts import WorkerStatus
 from kvsync.events.manager import EventManager
 from kvsync.events.sync import KVSync
 from kvsync.gateway.admin import Admin, AdminPorts
@@ -86,7 +85,6 @@ class App:
         self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
         self.audit = Audit(self.metrics.audited)
         self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls, held=self.router.held)
-        self.manager: EventManager | None = None
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
         self.gateway = Gateway(
@@ -104,7 +102,6 @@ class App:
             kv_sync=self.kv_sync,
             metrics=self.metrics,
             tokenizing=self.tokenizer.stats,
-            streams=self._streams,
             draining=lambda: self.gateway.draining,
         )
         self.admin = Admin(
@@ -167,12 +164,7 @@ class App:
         await self.admin.stop()
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
-        self.manager = EventManager(self.index, settings)
-        return self.manager
-
-    def _streams(self) -> Sequence[WorkerStatus]:
-        running = self.manager is not None and self.kv_sync.status().state == "running"
-        return self.manager.workers() if running and self.manager is not None else ()
+        return EventManager(self.index, settings, timer=self.metrics)
 
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)
@@ -192,17 +184,21 @@ class App:
     def _reloaded(self, result: str) -> None:
         self.metrics.reloaded(result)
         if result != "broken":
-            task = asyncio.ensure_future(self.tokenizer.update_models(self._source.settings.models))
+            task = asyncio.create_task(self._follow_settings(self._source.settings), name="changed settings")
             self._tasks.append(task)
             task.add_done_callback(self._tasks.remove)
+
+    async def _follow_settings(self, settings: Settings) -> None:
+        await self.tokenizer.update_models(settings.models)
+        events = self.settings.events.model_copy(update={"enabled": settings.events.enabled})
+        await self.kv_sync.update(self.settings.model_copy(update={"events": events}))
 
     def _answered(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
         self.audit.observe(decision, status, usage)
         self.metrics.model_answered(decision.model, status)
         if status == 200:
             self.tokenizer.answered(decision.tokenized, decision.chosen.worker)
-        if self.manager is not None:
-            self.manager.served(decision.chosen.worker)
+        self.kv_sync.served(decision.chosen.worker)
 
 
 __all__ = ["App"]

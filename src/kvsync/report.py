@@ -6,7 +6,7 @@ Read-only: it looks at fleet, streams, index and load, and changes none of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ class Report:
     """See the module.
 
     Args:
-        streams: how each followed worker's stream is doing; empty while KV sync does not run.
         tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
     """
@@ -40,7 +39,6 @@ class Report:
         loads: LoadTable,
         kv_sync: KVSync,
         metrics: Metrics,
-        streams: Callable[[], Sequence[WorkerStatus]],
         tokenizing: Callable[[], Mapping[str, Any]],
         draining: Callable[[], bool],
     ) -> None:
@@ -49,7 +47,6 @@ class Report:
         self._loads = loads
         self._kv_sync = kv_sync
         self._metrics = metrics
-        self._streams = streams
         self._tokenizing = tokenizing
         self._draining = draining
         metrics.at_scrape(self._scrape)
@@ -70,7 +67,7 @@ class Report:
 
     def workers(self) -> list[dict[str, object]]:
         """Every worker of the fleet, whether or not its events are followed."""
-        streams = {status.worker: status for status in self._streams()}
+        streams = {status.worker: status for status in self._kv_sync.workers()}
         indexed = self._indexed()
         loads = self._loads.snapshot()
         found = []
@@ -115,7 +112,7 @@ class Report:
         indexed = self._indexed()
         for worker, known in indexed.items():
             self._metrics.indexed(worker, known["trust"], known["blocks"], known["counts"])
-        for status in self._streams():
+        for status in self._kv_sync.workers():
             counts = indexed.get(status.worker, {}).get("counts", {})
             self._metrics.streamed(status.worker, status.state.value, _figures(status, counts), asdict(status.counts))
 

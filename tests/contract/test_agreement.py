@@ -453,7 +453,7 @@ def test_odd_values_in_every_place(place: str) -> None:
 
 
 def test_payloads_up_to_the_limit() -> None:
-    for size in (64 << 20, (64 << 20) + 1):
+    for size in (16 << 20, (16 << 20) + 1):
         pair = Pair()
         pair.do("add_worker", "w", MODEL)
         pair.do("apply", "w", b"\x93\x01\x90\xc6" + (size - 8).to_bytes(4, "big") + bytes(size - 8))

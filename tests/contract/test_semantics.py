@@ -517,6 +517,8 @@ def test_clear_empties_every_tier_of_that_worker_only(index: Index) -> None:
     ("loss", "counted"),
     [
         (b"\xc1 garbage", "undecodable_not_a_batch"),
+        (bytes((16 << 20) + 1), "undecodable_too_large"),
+        (b"\x92\xcb" + bytes(8) + b"\xdd\x00\x04\x00\x01" + b"\xc0" * ((1 << 18) + 1), "undecodable_too_large"),
         (batch(["BlockRemoved"]), "skipped_missing_field"),
         (batch(["BlockRemoved", [1.5]]), "skipped_bad_hash"),
         (batch({"type": "TierBlocksCleared"}), "skipped_unknown_tag"),

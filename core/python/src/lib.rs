@@ -6,6 +6,7 @@
 //! * Event objects and extra keys are read by attribute: the package can be imported without `kvsync`.
 
 mod answer;
+mod buffer;
 mod payload;
 mod prompt;
 

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyInt, PyString};
 
-use crate::prompt;
+use crate::{buffer, prompt};
 
 enum Payload {
     Held(PyBackedBytes),
@@ -71,19 +71,8 @@ impl Payload {
         if !buffer.is_c_contiguous() {
             return Err(PyTypeError::new_err("a payload must be a contiguous buffer"));
         }
-        Ok(Self::Copied(copied(&buffer, given.py())))
+        Ok(Self::Copied(buffer::copied(&buffer, given.py())))
     }
-}
-
-/// A copy of a contiguous buffer's bytes.
-pub(crate) fn copied(buffer: &PyUntypedBuffer, _attached: Python<'_>) -> Vec<u8> {
-    debug_assert!(buffer.is_c_contiguous());
-    if buffer.len_bytes() == 0 {
-        return Vec::new(); // its address may be null
-    }
-    // SAFETY: the buffer is C-contiguous, so that `len_bytes` bytes stand at its address, and it stays where it is while
-    // it is held. Python code can't write to it meanwhile, because this thread is attached.
-    unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) }.to_vec()
 }
 
 /// An event object of `kvsync.events.types`, told apart by the attributes that only its class has.

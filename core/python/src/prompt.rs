@@ -9,7 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySequence, PyTuple};
 
-use crate::payload;
+use crate::buffer;
 
 /// A prompt's tokens.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn tokens(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
             buffer.len_bytes()
         )));
     }
-    let bytes = payload::copied(&buffer, given.py());
+    let bytes = buffer::copied(&buffer, given.py());
     Ok(bytes.chunks_exact(4).map(|token| u32::from_ne_bytes([token[0], token[1], token[2], token[3]])).collect())
 }
 

@@ -57,7 +57,8 @@ class EventsSettings(_Section):
     replays_at_once: Annotated[int, Field(ge=1, le=1024)] = 8
     """Over all engines; the rest waits. One stream never has two."""
     receive_high_water: Annotated[int, Field(ge=1)] = 100_000
-    """Messages that a stream's SUB socket may hold (RCVHWM). What is dropped above shows as a gap and is replayed."""
+    """Batches that one stream may be behind. Above, its connection is closed and made anew, and a replay brings what
+    was dropped. (Not ZMQ's RCVHWM: together with heartbeats that makes libzmq 4.3.5 abort the process.)"""
     receive_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     """Bytes of received batches that may wait for the index, over all streams."""
     batch_size: Annotated[int, Field(ge=1, le=100_000)] = 1024

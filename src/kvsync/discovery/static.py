@@ -128,7 +128,8 @@ class StaticSource:
 
     @property
     def settings(self) -> Settings:
-        """Those of the last sound file. Only the fleet follows it; all else is read at the start."""
+        """Those of the last sound file. The fleet, its tokenizers and ``events.enabled`` follow it; all else is read at
+        the start."""
         return self._settings
 
     def start(self) -> None:
@@ -203,10 +204,7 @@ def _needs_restart(old: Settings, new: Settings) -> list[str]:
         for field in type(getattr(old, section)).model_fields
         if getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
     ]
-    folders = {model.name: model.tokenizer for model in old.models}
-    if any(model.tokenizer != folders.get(model.name) for model in new.models):
-        later.append("models[].tokenizer")
-    return later
+    return [path for path in later if path != "events.enabled"]
 
 
 __all__ = ["StaticFleet", "StaticSource", "engines"]

@@ -39,8 +39,10 @@ from kvsync.events.types import (
     UndecodableBatch,
 )
 
-MAX_PAYLOAD: Final = 64 << 20
-"""Bytes; a larger payload is refused unread. The largest real ones are a few hundred kB (vLLM facts, table D)."""
+MAX_PAYLOAD: Final = 16 << 20
+"""Bytes; a larger payload is refused unread. The largest real ones, one scheduler step's, are a few hundred kB."""
+MAX_EVENTS: Final = 1 << 18
+"""Of a batch; one with more is refused undecoded. A step stores and evicts a few thousand blocks at most."""
 
 _STORED_FIELDS: Final = (
     "block_hashes",
@@ -90,6 +92,8 @@ def decode_batch(payload: Buffer) -> EventBatch:
         ts = _as_number.decode(fields[0])
     except _BAD_BYTES as error:
         raise UndecodableBatch("wrong_type", f"timestamp: {error}") from None
+    if _declared_length(fields[1]) > MAX_EVENTS:
+        raise UndecodableBatch("too_large", f"more than {MAX_EVENTS} events")
     try:
         events = _as_array.decode(fields[1])
     except _BAD_BYTES as error:
@@ -127,6 +131,14 @@ def _is_array(first: int) -> bool:
 
 def _is_map(first: int) -> bool:
     return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
+
+
+def _declared_length(raw: Raw) -> int:
+    """How many items an array says that it has; 0 for anything else."""
+    view = memoryview(raw)
+    if view[0] & 0xF0 == 0x90:
+        return view[0] & 0x0F
+    return int.from_bytes(view[1 : {0xDC: 3, 0xDD: 5}.get(view[0], 1)], "big")
 
 
 def _is_nil(raw: Raw) -> bool:
@@ -268,9 +280,9 @@ def _extra_keys(
 ) -> tuple[tuple[ExtraKey, ...], ...] | None:
     if raw is None or _is_nil(raw):
         return None
-    per_block = _as_array.decode(raw)
-    if len(per_block) != blocks:
+    if _declared_length(raw) != blocks:
         raise _Bad("wrong_type")
+    per_block = _as_array.decode(raw)
     return tuple(
         () if _is_nil(keys) else _typed(_as_array.decode(keys), lora_name, at_root and i == 0)
         for i, keys in enumerate(per_block)
@@ -301,4 +313,4 @@ def _typed(keys: list[Raw], lora_name: str | None, first_block: bool) -> tuple[E
     return tuple(typed)
 
 
-__all__ = ["MAX_PAYLOAD", "decode_batch"]
+__all__ = ["MAX_EVENTS", "MAX_PAYLOAD", "decode_batch"]

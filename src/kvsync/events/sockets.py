@@ -32,7 +32,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvsync.config.model import EventsSettings
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
+MAX_MESSAGE_BYTES: Final = 16 << 20
 """ZMQ drops a connection that announces a larger message. The largest real batches have a few hundred kB."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 5_000

@@ -25,7 +25,6 @@ class Query:
     """From the ``external-filter`` header: a Kubernetes label selector."""
     exclude: frozenset[str] = frozenset()
     """Workers already tried for this request."""
-    pinned_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,13 +202,12 @@ class Router:
             raise NoReadyEngine(query.adapter or query.model) if known else NoSuchModel(query.adapter or query.model)
         slots: Sequence[Slot] = pool.slots
         cells: Sequence[Cell] = pool.cells
-        if query.exclude or query.label_filter or query.pinned_rank is not None:
+        if query.exclude or query.label_filter:
             selector = filters.parse(query.label_filter) if query.label_filter else ()
             rows = [
                 row
                 for row, slot in enumerate(slots)
                 if slot.worker not in query.exclude
-                and query.pinned_rank in (None, slot.rank)
                 and filters.matches(selector, slot.engine.labels)
             ]
             if not rows:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.events.decode import MAX_PAYLOAD, decode_batch
+from kvsync.events.decode import MAX_EVENTS, MAX_PAYLOAD, decode_batch
 from kvsync.events.types import (
     AllBlocksClearedEvent,
     BlockRemovedEvent,
@@ -229,6 +229,18 @@ def test_what_is_no_batch(payload: bytes, reason: str) -> None:
 def test_an_absurdly_large_payload_is_refused_unread() -> None:
     with pytest.raises(UndecodableBatch, match="too_large"):
         decode_batch(bytes(MAX_PAYLOAD + 1))
+
+
+def test_an_absurd_number_of_events_is_refused_undecoded() -> None:
+    most = b"\x92\xcb" + bytes(8) + b"\xdd" + MAX_EVENTS.to_bytes(4, "big") + b"\xc0" * MAX_EVENTS
+    assert len(decode_batch(most).events) == MAX_EVENTS
+    more = b"\x92\xcb" + bytes(8) + b"\xdd" + (MAX_EVENTS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_EVENTS + 1)
+    tracemalloc.start()
+    with pytest.raises(UndecodableBatch, match="too_large"):
+        decode_batch(more)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_declared_lengths_cost_no_memory() -> None:

@@ -100,12 +100,10 @@ def test_who_can_not_be_served() -> None:
         world.ask(model="n", exclude=frozenset({"b"}))
     with pytest.raises(NoTarget):
         world.ask(model="n", label_filter="tier=gold")
-    with pytest.raises(NoTarget):
-        world.ask(model="n", pinned_rank=1)
     with pytest.raises(BadFilter):
         world.ask(model="n", label_filter="tier in")
     assert world.loads.snapshot().get("b", None) is None or world.loads.snapshot()["b"].running == 0
-    assert world.sample("kvsync_routing_refused_total", reason="no_target") == 3
+    assert world.sample("kvsync_routing_refused_total", reason="no_target") == 2
 
 
 def test_adapters_go_where_they_are_served() -> None:
@@ -115,7 +113,7 @@ def test_adapters_go_where_they_are_served() -> None:
     assert world.index.asked[-1]["adapter"] == "x"
 
 
-def test_filters_ranks_and_exclusion_narrow_the_candidates() -> None:
+def test_filters_and_exclusion_narrow_the_candidates() -> None:
     world = World(
         engine("a", labels={"tier": "gold"}), engine("b", data_parallel_size=2), engine("c", labels={"tier": "gold"})
     )
@@ -128,7 +126,7 @@ def test_filters_ranks_and_exclusion_narrow_the_candidates() -> None:
     assert seen() == {"a", "b#0", "b#1", "c"}
     assert seen(label_filter="tier=gold") == {"a", "c"}
     assert seen(label_filter="tier=gold", exclude=frozenset({"a"})) == {"c"}
-    assert seen(pinned_rank=1) == {"b#1"}
+    assert seen(exclude=frozenset({"a", "b#0", "c"})) == {"b#1"}
 
 
 @given(
@@ -344,12 +342,12 @@ def test_an_answer_ends_the_expectation() -> None:
 def test_a_worker_that_is_gone_takes_everything_with_it() -> None:
     old = engine("b", data_parallel_size=2)
     world = World(engine("a"), old)
-    tickets = [world.ask(tokenized(range(640)), pinned_rank=1)[1] for _ in range(2)]
+    tickets = [world.ask(tokenized(range(640)), exclude=frozenset({"a", "b#0"}))[1] for _ in range(2)]
     assert world.sample("kvsync_worker_running", worker="b#1") == 2
     world.router.apply(Change("gone", old))
     assert world.sample("kvsync_worker_running", worker="b#1") is None
     world.router.apply(Change("added", old))
-    decision, _ = world.ask(tokenized(range(640)), pinned_rank=1)
+    decision, _ = world.ask(tokenized(range(640)), exclude=frozenset({"a", "b#0"}))
     assert (decision.chosen.expected, decision.chosen.load.running) == (0, 0)
     for ticket in tickets:
         ticket.end("ok")

@@ -18,7 +18,10 @@ use crate::event::Event;
 use reader::{Head, Raw, Reader};
 
 /// Bytes; a larger payload is refused unread.
-pub const MAX_PAYLOAD: usize = 64 << 20;
+pub const MAX_PAYLOAD: usize = 16 << 20;
+
+/// Of a batch; one with more is refused.
+pub const MAX_EVENTS: u32 = 1 << 18;
 
 /// The deepest nesting that is read; the real dialects have six levels.
 pub const MAX_DEPTH: u32 = 512;
@@ -26,7 +29,7 @@ pub const MAX_DEPTH: u32 = 512;
 /// Why a payload is no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchError {
-    /// More than [`MAX_PAYLOAD`] bytes.
+    /// More than [`MAX_PAYLOAD`] bytes or [`MAX_EVENTS`] events.
     TooLarge,
     /// Empty, cut short, malformed, nested too deeply, or followed by something else.
     NotMsgpack,
@@ -67,6 +70,9 @@ impl<'a> Batch<'a> {
         let Ok(Head::Array(left)) = events.head() else {
             return Err(BatchError::WrongType);
         };
+        if left > MAX_EVENTS {
+            return Err(BatchError::TooLarge);
+        }
         let rank = match fields.rank {
             Some(raw) => raw.reader().optional_int().ok_or(BatchError::WrongType)?,
             None => None,

@@ -227,10 +227,13 @@ fn nesting_is_bounded() {
 #[test]
 fn many_tiny_events_cost_no_memory() {
     let mut payload = vec![0x92, 0x01, 0xdd];
-    payload.extend(1_000_000u32.to_be_bytes());
-    payload.extend(vec![0xc0; 1_000_000]);
+    payload.extend(MAX_EVENTS.to_be_bytes());
+    payload.extend(vec![0xc0; MAX_EVENTS as usize]);
     let batch = Batch::decode(&payload).expect("a batch");
-    assert_eq!(batch.filter(|event| matches!(event, Event::Skipped { .. })).count(), 1_000_000);
+    assert_eq!(batch.filter(|event| matches!(event, Event::Skipped { .. })).count(), MAX_EVENTS as usize);
+    payload[3..7].copy_from_slice(&(MAX_EVENTS + 1).to_be_bytes());
+    payload.push(0xc0);
+    assert_eq!(Batch::decode(&payload).expect_err("too many"), BatchError::TooLarge);
 }
 
 fn value() -> impl Strategy<Value = Value> {
