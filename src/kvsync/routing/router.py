@@ -207,8 +207,7 @@ class Router:
             rows = [
                 row
                 for row, slot in enumerate(slots)
-                if slot.worker not in query.exclude
-                and filters.matches(selector, slot.engine.labels)
+                if slot.worker not in query.exclude and filters.matches(selector, slot.engine.labels)
             ]
             if not rows:
                 raise NoTarget(query.adapter or query.model)
