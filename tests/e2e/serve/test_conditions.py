@@ -1,15 +1,14 @@
 """KV sync starts when all of its conditions hold, says which one does not, and never keeps a request from its answer.
 
-The configuration is the brief's: four environment variables, and a file that lists the fleet and nothing else.
+The configuration is AIBrix's four environment variables, and a file that lists the fleet and nothing else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ import pytest_asyncio
 
 from .client import until
 from .fleet import Batches, Listed, models, sim
-from .gateway import Gateway, Process, running
+from .gateway import Process, running
 from .words import asks, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -53,7 +52,7 @@ class Place:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Everything that the brief asks for."""
+        """Everything that KV sync needs, and the switch of its metrics."""
         return {ENABLED: "true", USE_REMOTE: "true", ENDPOINT: self.tokenizer.engine.url, METRICS: "true"}
 
     @property
@@ -72,14 +71,14 @@ async def place(batches: Batches) -> AsyncIterator[Place]:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to start, and what has to be said about it."""
+    """A condition that does not hold, and what has to be said about it."""
 
-    missing: str | None
-    """An environment variable, ``zmq``, or nothing."""
+    missing: str
+    """An environment variable, or ``zmq``."""
     state: str
-    unmet: str | None = None
-    """In ``/readyz`` and, as it is an error when sync is asked for, in the log."""
-    mend: str = ""
+    unmet: str
+    """In ``/readyz`` and in the log."""
+    mend: str
 
 
 CASES: Final = {
@@ -87,106 +86,72 @@ CASES: Final = {
     "no-remote": Case(USE_REMOTE, "waiting", "KV event sync requires the remote tokenizer", f"{USE_REMOTE}=true"),
     "no-endpoint": Case(ENDPOINT, "waiting", "KV event sync requires the address of the remote tokenizer", ENDPOINT),
     "no-zmq": Case("zmq", "waiting", "KV event sync requires ZMQ support", "pip install 'kvsync[zmq]'"),
-    "no-metrics": Case(METRICS, "running"),
-    "all": Case(None, "running"),
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateways(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mapping[str, Gateway]]:
-    """One per case, started side by side."""
-    blocker = tmp_path_factory.mktemp("without-zmq")
-    (blocker / "sitecustomize.py").write_text(_WITHOUT_ZMQ)
-    async with AsyncExitStack() as stack:
-
-        async def start(name: str, case: Case) -> Gateway:
-            environ = place.without(case.missing or "")
-            if case.state == "running":
-                environ["KVSYNC_STRICT"] = "true"  # is no hindrance
-            if case.missing == "zmq":
-                environ["PYTHONPATH"] = os.pathsep.join(
-                    [str(blocker), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-                )
-            return await stack.enter_async_context(running(tmp_path_factory.mktemp(name), place.config, environ))
-
-        yield dict(zip(CASES, await asyncio.gather(*(start(*item) for item in CASES.items())), strict=True))
-
-
 @pytest.mark.parametrize("name", CASES)
-async def test_start_up_names_what_is_missing(gateways: Mapping[str, Gateway], name: str) -> None:
-    case, gateway = CASES[name], gateways[name]
-    details = await gateway.ready()
-    assert details["kv_sync"]["state"] == case.state
-    log = gateway.process.log
-    assert "Traceback" not in log
-    if case.unmet is None:
-        assert details["kv_sync"]["unmet"] == []
-        assert "KV event sync runs" in log
-        return
-    (sentence,) = details["kv_sync"]["unmet"]
-    assert case.unmet in sentence
-    assert case.mend in sentence
-    assert case.unmet in log
-    if case.state == "waiting":
-        assert sentence in log
-    assert "KV event sync runs" not in log
-    assert details["models"]["tiny"]["mode"] == "load-only"
+async def test_what_is_missing_is_named_and_requests_are_routed(place: Place, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    environ = place.without(case.missing)
+    if case.missing == "zmq":
+        (tmp_path / "sitecustomize.py").write_text(_WITHOUT_ZMQ)
+        environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    async with running(tmp_path, place.config, environ) as gateway:
+        details = await gateway.ready()
+        assert details["kv_sync"]["state"] == case.state
+        (sentence,) = details["kv_sync"]["unmet"]
+        assert case.unmet in sentence
+        assert case.mend in sentence
+        assert details["models"]["tiny"]["mode"] == "load-only"
+        for body in ({"messages": asks(text())}, {"messages": asks(text()), "stream": True}):
+            answer = await gateway.post("/v1/chat/completions", {"model": "tiny", "max_tokens": 2, **body})
+            assert (answer.status, answer.engine) == (200, "a")
+            decision = await gateway.decision(answer.request_id)
+            assert (decision.record["policy"], decision.record["mode"]) == ("kv-aware", "load-only")
+        page = await gateway.metrics()
+        assert page.total("kvsync_kv_sync", state=case.state) == 1
+        assert page.total("kvsync_kv_sync", state="on") == 0
+        assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 0
+        assert page.total("aibrix_prefix_cache_routing_decisions_total", using_kv_sync="false") == 2
+        assert page.total("aibrix_prefix_cache_routing_decisions_total", using_kv_sync="true") == 0
+        log = gateway.process.log
+        # What was asked for and is not to be had is an error, with the mend; what was not asked for is none.
+        assert (sentence if case.state == "waiting" else case.unmet) in log
+        assert "KV event sync runs" not in log
+        assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("name", CASES)
-async def test_the_gateway_routes_in_every_case(gateways: Mapping[str, Gateway], name: str) -> None:
-    answer, decision = await gateways[name].chat("tiny", asks(text()), max_tokens=2)
-    assert answer.engine == "a"
-    assert decision.record["policy"] == "kv-aware"
+async def test_everything_set_means_credit_and_prefix_cache_metrics(place: Place, tmp_path: Path) -> None:
+    async with running(tmp_path, place.config, place.environ | {"KVSYNC_STRICT": "true"}) as gateway:
+        assert (await gateway.ready())["kv_sync"] == {"state": "running", "unmet": []}
+        assert "KV event sync runs" in gateway.process.log
+        messages = asks(text())
+        first, decision = await gateway.chat("tiny", messages, max_tokens=1)
+        assert (first.cached, decision.credited) == (0, 0)
+
+        async def credited() -> int:
+            return await gateway.credit("a", model="tiny", messages=messages)
+
+        await until(credited, "the prompt's blocks in the index")
+        again, decision = await gateway.chat("tiny", messages, max_tokens=1)
+        assert again.cached == decision.credited > 0
+        page = await gateway.metrics()
+        for bucket in ("0", "76-100"):
+            decisions = "aibrix_prefix_cache_routing_decisions_total"
+            assert page.total(decisions, model="tiny", match_percent_bucket=bucket) == 1
+        assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 1
+        assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="local") == 0
+        assert page.total("aibrix_prefix_cache_routing_latency_seconds_count", model="tiny") == 2
+        assert page.total("kvsync_kv_sync", state="on") == 1
 
 
-async def test_everything_set_means_credit_and_prefix_cache_metrics(
-    gateways: Mapping[str, Gateway], place: Place
-) -> None:
-    gateway = gateways["all"]
-    await gateway.live("a")
-
-    async def decisions(bucket: str) -> float:
-        return (await gateway.metrics()).total(
-            "aibrix_prefix_cache_routing_decisions_total",
-            model="tiny",
-            match_percent_bucket=bucket,
-            using_kv_sync="true",
-        )
-
-    cold, hot = await decisions("0"), await decisions("76-100")
-    messages = asks(text())
-    first, decision = await gateway.chat("tiny", messages, max_tokens=1)
-    assert (first.cached, decision.credited) == (0, 0)
-
-    async def credited() -> int:
-        return await gateway.credit("a", model="tiny", messages=messages)
-
-    await until(credited, "the prompt's blocks in the index")
-    again, decision = await gateway.chat("tiny", messages, max_tokens=1)
-    assert again.cached == decision.credited > 0
-    assert await decisions("0") == cold + 1
-    assert await decisions("76-100") == hot + 1
-    page = await gateway.metrics()
-    assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 1
-    assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="local") == 0
-    assert page.total("aibrix_prefix_cache_routing_latency_seconds_count", model="tiny", using_kv_sync="true") >= 2
-    assert page.total("kvsync_kv_sync", state="on") == 1
-
-
-@pytest.mark.parametrize(("name", "state"), [("off", "off"), ("no-remote", "waiting"), ("no-zmq", "waiting")])
-async def test_metrics_do_not_pretend(gateways: Mapping[str, Gateway], name: str, state: str) -> None:
-    page = await gateways[name].metrics()
-    assert page.total("kvsync_kv_sync", state=state) == 1
-    assert page.total("kvsync_kv_sync", state="on") == 0
-    assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 0
-    assert page.total("aibrix_prefix_cache_routing_decisions_total", using_kv_sync="true") == 0
-
-
-async def test_without_the_switch_there_are_no_prefix_cache_metrics(gateways: Mapping[str, Gateway]) -> None:
-    names = (await gateways["no-metrics"].metrics()).names
-    assert not [name for name in names if name.startswith("aibrix_prefix_cache_")]
-    assert "aibrix_kvcache_zmq_connection_status" in names
+async def test_without_the_switch_there_are_no_prefix_cache_metrics(place: Place, tmp_path: Path) -> None:
+    async with running(tmp_path, place.config, place.without(METRICS)) as gateway:
+        assert (await gateway.ready())["kv_sync"]["state"] == "running"
+        await gateway.live("a")
+        names = (await gateway.metrics()).names
+        assert not [name for name in names if name.startswith("aibrix_prefix_cache_")]
+        assert "aibrix_kvcache_zmq_connection_status" in names
 
 
 async def test_sync_starts_by_itself_once_the_tokenizer_is_there(place: Place, tmp_path: Path) -> None:
