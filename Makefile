@@ -20,7 +20,7 @@ demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
 test: .make/dev
-	$(BIN)/pytest -n 2 --dist loadgroup $(TEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(TEST_ARGS)
 	@if command -v cargo >/dev/null; then cd core && cargo test --locked --quiet; fi
 
 test-vllm: .make/dev

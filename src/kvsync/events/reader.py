@@ -64,6 +64,8 @@ class _Followed:
         """Since when a connection is waited for, or when the wait was last reported."""
         self.overdue = False
         self.logged: State | None = None
+        self.applied: int | None = None
+        """The last number that the sink has taken."""
         self.current = False
         """What the sink was last told: whether the worker may be relied on."""
         self.served_at = float("-inf")
@@ -77,7 +79,7 @@ class _Followed:
             rank=target.rank,
             state=stream.state,
             whole=stream.whole,
-            last_sequence=stream.last,
+            last_sequence=None if stream.last is None else self.applied,
             endpoint=target.events,
             replay_endpoint=target.replay,
             connected=self.connected,
@@ -469,9 +471,11 @@ class Reader:
             for worker in dict.fromkeys(w for w, _ in batch):
                 self._followed[worker].errors["sink"] += 1
                 self._sink.forget(worker)
-        if self._timer is not None:
-            seconds = time.perf_counter() - started
-            for worker in dict.fromkeys(w for w, _ in batch):
+        seconds = time.perf_counter() - started
+        last = {worker: seq for (worker, _), seq in zip(batch, sequences, strict=True)}
+        for worker, seq in last.items():
+            self._followed[worker].applied = seq
+            if self._timer is not None:
                 self._timer.applied(worker, seconds)
         if self._observers:
             for (worker, payload), seq in zip(batch, sequences, strict=True):

@@ -36,7 +36,7 @@ Theory of operation
     repair.
 
     *Tail probe.* The last batches before a pause may be dropped unseen, and a reconnect may go unnoticed. So one round
-    is asked for by a stream that is silent for ``SILENCE`` while its engine serves, and by every stream each
+    is asked for by a stream that says nothing for ``SILENCE`` while its engine serves, and by every stream each
     ``PROBE_INTERVAL``; the first one ``SETTLING`` after a connection on which nothing has come live yet, since a
     publisher may take up a subscription a moment after the handshake, and after it answered the replay. A probe that
     fails changes nothing.
@@ -398,9 +398,10 @@ class Stream:
                 self.counts.replays_failed += 1
                 self._end_round(current, now, proper=False)
         elif self.state in (State.LIVE, State.SILENT):
-            mute = served_at > self._heard_at and now - self._heard_at >= SILENCE
-            if mute and self.state is State.LIVE:
+            if served_at - self._heard_at >= SILENCE and self.state is State.LIVE:
                 self._go(Cause.SILENCE)
+            unproved = served_at > max(self._heard_at, self._probed_at)  # what it served since may have published
+            mute = unproved and now - self._heard_at >= SILENCE
             settled = self._settled or self._live_first is not None
             pause = SILENCE if mute else PROBE_INTERVAL if settled else SETTLING
             if self._can_replay and now - self._probed_at >= pause:

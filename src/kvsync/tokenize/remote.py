@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,8 +114,7 @@ class RemoteTokenizer(Endpoints[RemoteTokens]):
         self._turn += 1
         first = self._turn % len(endpoints)
         chosen = [*endpoints[first:], *endpoints[:first]][:_PROBED]
-        faults = await asyncio.gather(*map(self._probe, chosen))
-        return None if None in faults else faults[0]
+        return await first_sound(map(self._probe, chosen))
 
     async def _probe(self, endpoint: Endpoint) -> str | None:
         try:
@@ -128,4 +127,21 @@ class RemoteTokenizer(Endpoints[RemoteTokens]):
         return None
 
 
-__all__ = ["RemoteTokenizer", "RemoteTokens", "question"]
+async def first_sound(probes: Iterable[Coroutine[Any, Any, str | None]]) -> str | None:
+    """``None`` as soon as one probe finds no fault, whatever the others still wait for; else the first fault found."""
+    tasks = [asyncio.ensure_future(probe) for probe in probes]
+    fault: str | None = None
+    try:
+        for done in asyncio.as_completed(tasks):
+            found = await done
+            if found is None:
+                return None
+            fault = fault or found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return fault
+
+
+__all__ = ["RemoteTokenizer", "RemoteTokens", "first_sound", "question"]

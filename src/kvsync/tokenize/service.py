@@ -30,7 +30,7 @@ from kvsync.tokenize.flight import SingleFlight
 from kvsync.tokenize.local import LocalTokenizer
 from kvsync.tokenize.pool import BoundedPool
 from kvsync.tokenize.prove import Proof, common_tokens
-from kvsync.tokenize.remote import RemoteTokenizer, question
+from kvsync.tokenize.remote import RemoteTokenizer, first_sound, question
 from kvsync.tokenize.render import Renderer
 from kvsync.tokenize.request import Reading, Text, Truncation, Work, read_request
 from kvsync.tokenize.truncate import cut, cut_text
@@ -164,8 +164,7 @@ class TokenizerService:
             return await self._remote.probe("")
         if not self._models:
             return "no model is configured whose engines could tokenize"
-        faults = await asyncio.gather(*(self._remote.probe(model.name) for model in self._models))
-        return None if None in faults else faults[0]
+        return await first_sound(self._remote.probe(model.name) for model in self._models)
 
     def stats(self) -> dict[str, Any]:
         return {

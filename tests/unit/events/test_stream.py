@@ -594,7 +594,7 @@ def test_without_replay_nothing_is_ever_asked() -> None:
     s = S(can_replay=False)
     s.connected()
     s.live(0)
-    assert s.later(PROBE_INTERVAL, served=s.now + 1) == []
+    assert s.later(PROBE_INTERVAL, served=s.now + SILENCE) == []
     assert s.state == "silent"
 
 
@@ -695,13 +695,14 @@ def test_a_stream_is_silent_when_its_engine_serves_and_it_says_nothing() -> None
     s.live(6)
     heard = s.now
     assert s.later(SILENCE - 1, served=heard + 2) == []
-    assert s.state == "live"
     assert s.later(1, served=heard + 2) == [("ask", 6)]
+    assert s.state == "live", "one answer without a batch, a pure hit perhaps, and then nothing: it is idle"
+    assert s.round(6) == ["StopReplay"]
+    assert s.later(SILENCE, served=heard + 2) == [], "that answer has been looked into"
+    assert s.later(1, served=s.now + 1) == [("ask", 6)]
     assert s.state == "silent"
     assert s.round(6) == ["StopReplay"]
     assert s.state == "silent"
-    assert s.later(SILENCE - 1, served=s.now) == []
-    assert s.later(1, served=s.now) == [("ask", 6)]
     assert s.live(7) == [7]
     assert s.state == "live"
 
@@ -715,7 +716,7 @@ def test_an_idle_engine_is_not_silent() -> None:
 
 def test_a_gap_ends_silence_too() -> None:
     s = S().caught_up(5)
-    s.later(SILENCE, served=s.now + 1)
+    s.later(SILENCE, served=s.now + SILENCE)
     assert s.live(9) == ["StopReplay", ("ask", 5)]
     assert s.state == "repairing"
 

@@ -26,7 +26,7 @@ class Fleet:
     """Prompt tokens per second and engine, cached ones not counted."""
     step_tokens: int = 256
     """Of one scheduler step at most. What a step evicts is published at its end, so this bounds how old news is."""
-    decode_rate: float = 60.0
+    decode_rate: float = 120.0
     """Output tokens per second and sequence."""
 
     @property
