@@ -46,6 +46,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from threading import Lock
+from time import perf_counter, sleep
 from typing import Final
 
 from typing_extensions import Buffer
@@ -69,6 +70,10 @@ from kvsync.index.match import Match, Tier, Tokens, Trust
 
 PARKED_EVENTS: Final = 4096
 PARKED_BYTES: Final = 16 << 20
+LONGEST_TURN: Final = 0.001
+BREATH: Final = 50e-6
+"""Seconds. A thread that is busy in Python keeps the others out for up to 5 ms, the event loop among them: so a long
+run of batches lets go of the interpreter for a moment each millisecond. (The native core runs without it.)"""
 
 _TIERS: Final[dict[str, Tier]] = {
     "gpu": "gpu",
@@ -510,11 +515,15 @@ class ReferenceIndex:
 
     def apply_many(self, batches: Iterable[tuple[str, Buffer | EventBatch]]) -> None:
         """Apply batches in order; those of workers that are not registered are ignored."""
+        since = perf_counter()
         for worker, payload in batches:
             with self._lock:
                 known = self._workers.get(worker)
                 if known is not None:
                     known.apply(payload)
+            if perf_counter() - since > LONGEST_TURN:
+                sleep(BREATH)
+                since = perf_counter()
 
     def forget(self, worker: str) -> None:
         """A loss beyond repair: drop all that is known and go on as ``partial``."""
