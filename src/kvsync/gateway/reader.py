@@ -3,7 +3,7 @@
 What must always hold:
 
 - Framing is unambiguous or the request is refused and nothing after it is read: no second reading of the bytes exists.
-- The URL, the head and the body are bounded before they are kept.
+- The URL, the head, the body and what frames it are bounded before they are kept.
 - However the bytes are cut into pieces, the same requests come out.
 """
 
@@ -49,7 +49,7 @@ class RequestReader:
 
     Args:
         admit: route and query string of a method and a target; raises ``Problem`` for what is not served.
-        max_header_bytes, max_body_bytes: limits; the first is for all header fields together.
+        max_header_bytes, max_body_bytes: limits; the first is for all header fields together, and for all trailers.
     """
 
     def __init__(
@@ -77,13 +77,16 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._priming = False
         self._request: Request | None = None
-        self._head_fed = 0
+        self._place = 0
+        """Grows with whatever the parser hands on of a message."""
+        self._kept = 0
+        """Bytes that went in since, and that the parser may keep to itself."""
         self._begin()
 
     def feed(self, data: bytes) -> None:
         """Read on."""
         while data and not self.deaf:
-            head = self._fields if self.in_head else None
+            place = self._place
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
@@ -98,12 +101,11 @@ class RequestReader:
                         self.problem = errors.bad_request(f"malformed HTTP: {error}")
                 self.stop()
                 return
-            if head is not None and head is self._fields and self.in_head:
-                # The parser keeps an unfinished field to itself, so pieces are counted as they go in.
-                self._head_fed += len(data)
-                if self._head_fed > self._max_header:
-                    self.problem = errors.header_too_large(self._max_header)
-                    self.stop()
+            self._kept = self._kept + len(data) if self.in_message and place == self._place else 0
+            if self._kept > self._max_header:
+                # An unfinished field or trailer, or a chunk's size and extensions.
+                self.problem = errors.header_too_large(self._max_header)
+                self.stop()
             return
 
     def stop(self) -> None:
@@ -114,13 +116,12 @@ class RequestReader:
     def _begin(self) -> None:
         self._target = b""
         self._fields: list[Field] = []
-        self._head_bytes = self._head_fed = 0
+        self._head_bytes = 0
         self._hosts = 0
         self._special: list[tuple[bytes, bytes]] = []
         self._length: int | None = None
         self._chunked = False
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body: bytes | bytearray = b""
 
     def _ignore_upgrade(self) -> None:
         """The client offers another protocol, and a server may ignore that. The parser stopped before the body, and
@@ -137,6 +138,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if not self._priming:
             self.in_message = self.in_head = True
+            self._place += 1
             self._begin()
 
     def on_url(self, url: bytes) -> None:
@@ -169,6 +171,7 @@ class RequestReader:
         if self._priming:
             return
         self.in_head = False
+        self._place += 1
         parser = self._parser
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -188,17 +191,22 @@ class RequestReader:
         self._request = request
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._max_body:
+        self._place += 1
+        if len(self._body) + len(body) > self._max_body:
             self._refuse(errors.body_too_large(self._max_body))
-        self._body.append(body)
+        if not self._body:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)  # a list of pieces would cost many times what tiny pieces hold
+        self._body += body
 
     def on_message_complete(self) -> None:
         request = self._request
         if request is None or (self._parser.should_upgrade() and self._has_body):
             return  # the body follows: see _ignore_upgrade
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        request.body = bytes(self._body)
+        self._body = b""
         self._request = None
         self.in_message = self.continue_due = False
         if not self.deaf:

@@ -23,6 +23,7 @@ from kvsync.gateway.headers import Field
 from kvsync.gateway.ports import Outcome
 
 MAX_ANSWER_HEAD = 256 << 10
+"""Bytes of a head with all interim answers before it; and, later, bytes on end that are no body but frame it."""
 JOIN_BELOW = 64 << 10
 """Bodies up to this are sent together with their head."""
 
@@ -96,7 +97,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._done = False
         self._surplus = False
         self._refused = False
-        self._head_bytes = 0
+        self._framing = 0
+        """Bytes since the answer began or since its last piece of body: the parser may keep them to itself."""
         self._phrase = b""
         self._fields: list[Field] = []
         self._length: int | None = None
@@ -146,8 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._received = True
-        if not self._head_done:
-            self._head_bytes += len(data)
+        self._framing += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -161,10 +162,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._done:
             self._finish(listener)
+        elif self._framing > MAX_ANSWER_HEAD:
+            self._fail("upstream_died" if self._head_done else "bad_answer")
         elif self._head_done:
             listener.on_pause()
-        elif self._head_bytes > MAX_ANSWER_HEAD:
-            self._fail("bad_answer")
 
     def eof_received(self) -> bool:
         if self._listener is not None and self._head_done and self._until_eof:
@@ -229,12 +230,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._chunked = False
             return
         self._head_done = True
+        self._framing = 0
         self._keep = self._parser.should_keep_alive()
         bodyless = status in (204, 304)
         self._until_eof = not (bodyless or self._chunked or self._length is not None)
         self._listener.on_head(status, self._phrase, self._fields, None if bodyless else self._length)
 
     def on_body(self, piece: bytes) -> None:
+        self._framing = 0
         if not self._done and self._listener is not None:
             self._listener.on_body(piece)
 

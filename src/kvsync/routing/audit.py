@@ -61,7 +61,8 @@ def _reported(decision: Decision, status: int, usage: Mapping[str, object] | Non
         return "no_usage", 0
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    if not isinstance(cached, int) or isinstance(cached, bool) or cached < 0:
+    # More cached than asked is no figure to count with.
+    if not isinstance(cached, int) or isinstance(cached, bool) or not 0 <= cached <= decision.prompt_tokens:
         return "no_cached_tokens", 0
     return None, cached
 

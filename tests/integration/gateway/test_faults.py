@@ -306,6 +306,32 @@ async def test_an_answer_that_breaks_off_never_looks_whole(
         assert await client.ended() == b""
 
 
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (chunk(b"x") + b"0\r\nT: ", b"y" * 4096),
+        (chunk(b"x") + b"0\r\n", b"T: y\r\n" * 512),
+        (b"1;e=", b"y" * 4096),
+        (b"", b"0" * 4096),
+    ],
+    ids=["trailer", "trailers", "chunk-extension", "chunk-size"],
+)
+async def test_framing_without_an_end_is_cut(start: bytes, piece: bytes) -> None:
+    """The parser keeps a trailer to itself until it is whole, so it would fill the memory."""
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD + start)
+        while True:
+            await talk.send(piece)
+
+    async with house(script) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.whole) == (200, False)
+        assert ends(home) == [("engine-0", ["upstream_died"])]
+        await eventually(lambda: home.engine.open == 0)
+
+
 async def test_what_came_before_the_break_is_delivered() -> None:
     async with house(then_die(SSE_HEAD, chunk(b"data: 1\n\n"))) as home:
         answer = await (await home.client()).ask()

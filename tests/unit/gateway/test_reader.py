@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,6 +107,62 @@ def test_an_unfinished_field_is_bounded_however_slowly_it_grows() -> None:
         assert fed <= 2007
     assert read.problem is not None
     assert read.problem.status == 431
+
+
+CHUNKED = b"POST /p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"1\r\nx\r\n0\r\nT: ", b"yyyyyyy"),
+        (b"1\r\nx\r\n0\r\n", b"T: y\r\n"),
+        (b"0\r\n", b"T"),
+        (b"1;e=", b"yyyyyyy"),
+        (b"", b"0000000"),
+    ],
+    ids=["trailer", "trailers", "trailer-name", "chunk-extension", "chunk-size"],
+)
+def test_what_frames_a_body_is_bounded_as_a_head_is(start: bytes, piece: bytes) -> None:
+    """The parser keeps a trailer to itself until it is whole, and none of this is body."""
+    read = reader()
+    read.feed(CHUNKED + start)
+    fed = 0
+    while not read.deaf:
+        read.feed(piece)
+        fed += len(piece)
+        assert fed <= 2000 + len(piece)
+    assert read.problem is not None
+    assert read.problem.status == 431
+    assert not read.requests
+
+
+def test_framing_of_many_chunks_does_not_add_up() -> None:
+    read = reader()
+    read.feed(CHUNKED)
+    for _ in range(1000):
+        read.feed(b"1;extension=some")
+        read.feed(b"\r\nx\r\n")
+    read.feed(b"0\r\n\r\n")
+    assert read.problem is None
+    assert [request.body for request in read.requests] == [b"x" * 1000]
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_in_one() -> None:
+    size = 200_000
+    read = RequestReader(admit, max_header_bytes=2000, max_body_bytes=size)
+    pieces = b"2\r\nxy\r\n" * 10_000
+    read.feed(CHUNKED)
+    tracemalloc.start()
+    try:
+        for _ in range(size // 20_000):
+            read.feed(pieces)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * size
+    read.feed(b"0\r\n\r\n")
+    assert read.requests[0].body == b"xy" * (size // 2)
 
 
 def test_a_body_before_a_head_does_not_count_as_head() -> None:
