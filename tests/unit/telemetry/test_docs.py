@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvsync.events import decode
 from kvsync.events.stream import Counts
-from kvsync.index import reference
+from kvsync.index import placement, worker
 from kvsync.telemetry.metrics import KV_SYNC_STATES, STREAM_STATES, TRUSTS, Metrics
 from tests.unit.telemetry.test_metrics import everything
 
@@ -56,7 +56,7 @@ def test_stream_events_are_all_named() -> None:
 def test_index_events_are_all_named() -> None:
     """Counts are words in the code that counts them, so they are read there."""
     section = PAGE.partition("### Index events")[2].partition("##")[0]
-    counted = set(re.findall(r'counts\["(\w+)"\]', getsource(reference)))
+    counted = set(re.findall(r'counts\["(\w+)"\]', getsource(worker) + getsource(placement)))
     skipped = {f"skipped_{reason}" for reason in re.findall(r'_Bad\("(\w+)"\)', getsource(decode))}
     undecodable = {f"undecodable_{reason}" for reason in re.findall(r'UndecodableBatch\("(\w+)"', getsource(decode))}
     assert len(counted) > 10
