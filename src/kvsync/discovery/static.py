@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,10 +147,9 @@ class StaticSource:
         """Look at the file at every interval, until cancelled."""
         while True:
             await self.check()
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._interval)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def check(self) -> None:

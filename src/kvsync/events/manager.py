@@ -235,7 +235,8 @@ class EventManager:
                 log.warning("%s: %s", registration.engine.name, problem)
             registration.problem = problem
             try:
-                await asyncio.wait_for(registration.look_again.wait(), None if complete else delay)
+                async with asyncio.timeout(None if complete else delay):
+                    await registration.look_again.wait()
                 delay = RETRY_FIRST
             except TimeoutError:
                 delay = min(2 * delay, RETRY_LAST)

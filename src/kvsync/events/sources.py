@@ -135,7 +135,8 @@ async def numeric(address: Address, patience: float) -> Address:
     """
     look_up = asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.wait_for(look_up, patience)
+        async with asyncio.timeout(patience):
+            found = await look_up
     except (OSError, TimeoutError, UnicodeError) as error:
         raise NotLocated(f"host {address.host!r} of the event stream has no address: {error or 'timeout'}") from None
     # Engines listen on IPv4 unless told otherwise, and "localhost" has both.

@@ -215,7 +215,8 @@ class KVSync:
         remote = settings.tokenizer.remote
         limit = remote.connect_timeout + remote.timeout
         try:
-            return await asyncio.wait_for(self._probe(settings), limit)
+            async with asyncio.timeout(limit):
+                return await self._probe(settings)
         except TimeoutError:
             return f"no answer in {limit:g} s"
 
