@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+SHOWN = 50
+"""Faults that a message lists. A file that is something else altogether has one in each line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -28,7 +31,8 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
         count = len(self.faults)
         head = f"{count} fault{'s' if count != 1 else ''} in the configuration:"
-        super().__init__("\n  ".join([head, *map(str, self.faults)]))
+        rest = [f"and {count - SHOWN} more"] if count > SHOWN else []
+        super().__init__("\n  ".join([head, *map(str, self.faults[:SHOWN]), *rest]))
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str | None:

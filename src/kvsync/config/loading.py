@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from kvsync.config.checks import Problem, SoundEngine, SoundModel, check_listeners, check_models
 from kvsync.config.environment import TEMPLATE, Given, default_policy, environment, flags, mend_of
-from kvsync.config.faults import ConfigError, Fault, nearest
+from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
 from kvsync.config.model import AdminSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
 from kvsync.config.yamlfile import Document, Path_, dotted, parse_yaml, read_yaml
 
@@ -117,6 +117,9 @@ class _Stack:
         return node if isinstance(node, dict) else {}
 
     def _put(self, given: Given) -> None:
+        if isinstance(given.value, str) and not _is_text(given.value):
+            self._faults.append(Fault(given.origin, dotted(given.place), "is not UTF-8 text", "correct it"))
+            return
         self._section(*given.place[:-1])[given.place[-1]] = given.value
         self._given[given.place] = given.origin
 
@@ -143,24 +146,25 @@ class _Stack:
         try:
             return _strict(Settings, self._data)
         except ValidationError as error:
-            self._faults += map(self._explained, error.errors())
+            # To look for what was meant costs a while for each: only for those that are shown.
+            self._faults += (self._explained(each, n < SHOWN) for n, each in enumerate(error.errors()))
             return None
 
-    def _explained(self, error: ErrorDetails) -> Fault:
+    def _explained(self, error: ErrorDetails, shown: bool) -> Fault:
         path, kind = tuple(error["loc"]), error["type"]
         origin, name = self._origin(path), dotted(path)
         if kind == "extra_forbidden":
-            meant = nearest(str(path[-1]), _fields(path[:-1]))
+            meant = nearest(str(path[-1]), _fields(path[:-1])) if shown else None
             return Fault(origin, name, "is not a setting", f"was {meant!r} meant?" if meant else "remove it")
         cause = error.get("ctx", {}).get("error")
         if isinstance(cause, ValueError):
             return Fault(origin, name, str(cause), getattr(cause, "mend", "correct it"))
         if kind == "missing":
             return Fault(origin, name, "is missing", "add it")
-        shown = repr(error["input"])
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        given = repr(error["input"])
+        given = given if len(given) <= 80 else given[:77] + "..."
         message = error["msg"][:1].lower() + error["msg"][1:]
-        return Fault(origin, name, f"{shown}: {message}", mend_of(kind))
+        return Fault(origin, name, f"{given}: {message}", mend_of(kind))
 
     def _problems(self) -> Iterator[Problem]:
         yield from check_listeners(self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin"))
@@ -204,6 +208,15 @@ class _Stack:
 def _strict(model: type[_Model], data: object) -> _Model:
     """Validated as JSON: there lists are tuples and text is a path, but text is no number."""
     return model.model_validate_json(json.dumps(data), strict=True)
+
+
+def _is_text(value: str) -> bool:
+    """Bytes that are not UTF-8 come from the environment and the command line as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sound(model: type[_Model], data: object) -> _Model | None:

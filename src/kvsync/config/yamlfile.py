@@ -16,6 +16,8 @@ from kvsync.config.faults import Fault
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
+MAX_INT = 1 << 63
+"""No setting needs more, and text of a number of any length costs more than reading it."""
 
 Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 Path_: TypeAlias = tuple[str | int, ...]
@@ -74,6 +76,10 @@ def parse_yaml(raw: bytes, name: str) -> Document:
         where = name if mark is None else f"{name}:{mark.line + 1}"
         builder.faults.append(Fault(where, "", f"is not YAML: {error.problem or error.context}", _yaml_mend(error)))
         value = {}
+    except (ValueError, OverflowError):  # of chr(), in PyYAML's scanner
+        where = f"{name}:{builder.line}"
+        builder.faults.append(Fault(where, "", "holds an escape that is no character", "write the character itself"))
+        value = {}
     return Document(value, builder.lines, builder.faults)
 
 
@@ -99,6 +105,11 @@ class _Builder:
         self.faults: list[Fault] = []
         self._loader: Any = yaml.SafeLoader(text)  # the stubs leave its reading half untyped
         self._name = name
+
+    @property
+    def line(self) -> int:
+        """Where reading has come to."""
+        return int(self._loader.line) + 1
 
     def document(self) -> dict[str, Value]:
         self._next()  # the stream's start
@@ -165,6 +176,11 @@ class _Builder:
             raise _Stop(event, "merge keys (<<) are not read", "write the values out")
         if tag not in (_TAG + "str", "!"):
             raise _Stop(event, f"the key {event.value} is not text", f'put it in quotes: "{event.value}"')
+        return self._text(event)
+
+    def _text(self, event: Any) -> str:
+        if not event.value.isascii() and any("\ud800" <= char <= "\udfff" for char in event.value):
+            raise _Stop(event, "holds half a character (an escape \\ud800 to \\udfff)", "write the character itself")
         return str(event.value)
 
     def _tag(self, event: Any) -> str:
@@ -175,19 +191,22 @@ class _Builder:
         node = yaml.ScalarNode(tag, event.value)
         try:
             if tag == _TAG + "int":
-                return int(self._loader.construct_yaml_int(node))
+                number = int(self._loader.construct_yaml_int(node))
+                if not -MAX_INT <= number < MAX_INT:
+                    raise ValueError
+                return number
             if tag == _TAG + "float":
                 return float(self._loader.construct_yaml_float(node))
             if tag == _TAG + "bool":
                 return bool(self._loader.construct_yaml_bool(node))
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, IndexError, OverflowError):  # PyYAML checks nothing of a tagged scalar
             message = f"{event.value!r} is not a value of the type {tag.removeprefix(_TAG)}"
             raise _Stop(event, message, "correct the value, or put it in quotes if it is text") from None
         if tag == _TAG + "null":
             return None
         # Dates and the lone "=" are types to YAML only.
         if tag in (_TAG + "str", _TAG + "timestamp", _TAG + "value", "!"):
-            return str(event.value)
+            return self._text(event)
         raise _Stop(event, f"tags ({tag}) are not read", "remove the tag")
 
 

@@ -4,6 +4,9 @@ What must always hold: the fleet delivered so far is the one of the last file th
 nothing; it is logged with all of its faults and counted, once per content. All changes of one reload are delivered in
 one go, so nobody sees a half-changed fleet.
 
+A file that is being written may look sound: without its end it lists fewer engines, and empty it lists none. So a new
+content counts once two looks show it, and what is no regular file is not read again (a pipe gives its content once).
+
 An engine whose address, ranks or model changed is another engine: the old one is gone and a new one is added under a
 new ``uid``, so nothing known of the old one can be credited to it.
 """
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvsync.config import ConfigError, Settings, read
+from kvsync.config.yamlfile import MAX_BYTES
 from kvsync.discovery.model import Change, Engine
 
 _log = logging.getLogger(__name__)
@@ -103,6 +109,8 @@ class StaticSource:
         settings: what all layers said at the start.
         deliver: gets every change, from :meth:`start` and :meth:`check`, on the caller's task.
         reloaded: told of every new content with ``applied``, ``unchanged`` (no engine differs) or ``broken``.
+        interval: seconds between two looks.
+        settle: seconds between the look that finds a new content and the one that confirms it.
     """
 
     def __init__(
@@ -115,6 +123,7 @@ class StaticSource:
         *,
         reloaded: Callable[[str], None] = lambda _: None,
         interval: float = 1.0,
+        settle: float = 0.1,
     ) -> None:
         self._file = file
         self._environ = dict(environ)
@@ -123,6 +132,7 @@ class StaticSource:
         self._deliver = deliver
         self._reloaded = reloaded
         self._interval = interval
+        self._settle = settle
         self._fleet = StaticFleet()
         self._seen: bytes | str | None = None
         self._wake = asyncio.Event()
@@ -160,6 +170,9 @@ class StaticSource:
         content = await asyncio.to_thread(_content, self._file)
         if content == self._seen:
             return
+        await asyncio.sleep(self._settle)
+        if content != await asyncio.to_thread(_content, self._file):
+            return  # it is being written: the next look decides
         self._seen = content
         if isinstance(content, str):
             self._broken(content)
@@ -189,9 +202,12 @@ class StaticSource:
 
 
 def _content(file: Path) -> bytes | str:
-    """The file's bytes, or why there are none."""
+    """The file's bytes (of one that is too large, enough to see that), or why there are none. Never waits."""
     try:
-        return file.read_bytes()
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return f"{file}: is no regular file, and only such are read again"
+            return stream.read(MAX_BYTES + 1)
     except OSError as error:
         return f"{file}: can't be read: {error.strerror or error}"
 

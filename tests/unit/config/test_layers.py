@@ -183,6 +183,7 @@ def test_a_typing_slip_is_a_fault_with_the_nearest_name(faults: Faults) -> None:
         ("KVSYNC_EVENTS_POLL_TIMEOUT", "nan", "finite"),
         ("KVSYNC_ROUTING_DECODE_COST", "inf", "finite"),
         ("KVSYNC_GATEWAY_EXTRA_PATHS", "rerank", "pattern"),
+        ("KVSYNC_GATEWAY_HOST", "h\udcff", "is not UTF-8 text"),
     ],
 )
 def test_garbage_is_a_fault_that_names_the_variable(faults: Faults, name: str, value: str, says: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvsync.config import ConfigError, read
 from kvsync.config.yamlfile import MAX_BYTES, parse_yaml
@@ -37,6 +40,18 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("x: " + "{a: " * 50_000, 1, "levels deep"),
         ("gateway:\n  port: !!int x\n", 2, "is not a value of the type int"),
         ("gateway:\n  port: " + "9" * 5000 + "\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: 0x" + "f" * 20_000 + "\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: " + ":".join(["59"] * 3000) + "\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: 9223372036854775808\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: !!int ''\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: !!int '+'\n", 2, "is not a value of the type int"),
+        ("gateway:\n  port: !!float ''\n", 2, "is not a value of the type float"),
+        ("gateway:\n  port: " + ":".join(["59"] * 3000) + ".5\n", 2, "is not a value of the type float"),
+        ("gateway:\n  port: !!bool ''\n", 2, "is not a value of the type bool"),
+        ('gateway:\n  host: "\\U0011ffff"\n', 2, "no character"),
+        ('gateway:\n  host: "\\UFFFFFFFF"\n', 2, "no character"),
+        ('gateway:\n  host: "\\ud800"\n', 2, "half a character"),
+        ('gateway:\n  "\\udfff": 1\n', 2, "half a character"),
     ],
 )
 def test_what_is_not_read_is_named_with_its_line(faults: Faults, text: str, line: int, says: str) -> None:
@@ -129,3 +144,51 @@ def test_dates_and_equals_signs_are_text() -> None:
         "c": "1",
         "d": "5",
     }
+
+
+def test_a_file_that_is_something_else_costs_little_and_shows_some_of_its_faults(tmp_path: Path) -> None:
+    file = tmp_path / "kvsync.yaml"
+    file.write_text("".join(f"k{n}: 1\n" for n in range(5000)) + "k0: 1\n" * 5000)
+    with pytest.raises(ConfigError) as caught:
+        read(file, {}, {})
+    assert len(caught.value.faults) == 10_000
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "10000 faults in the configuration:"
+    assert lines[-1] == "  and 9950 more"
+    assert len(lines) == 52
+
+
+PIECES = [
+    *("gateway", "models", "port", "host", "8080", "1e9", "0x", "1:2", ".inf", "2001-01-01", "~", "+", "-", ".", "_"),
+    *(
+        ": ",
+        ":",
+        "\n",
+        "\n  ",
+        "- ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ", ",
+        '"',
+        "'",
+        "\\",
+        "\\U",
+        "|",
+        ">",
+        "?",
+        "#",
+        "%",
+        "@",
+        "\t",
+    ),
+    *("!!int ", "!!float ", "!!bool ", "!!str ", "! ", "&a", "*a", "<<", "\u2028", "\x85"),
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_whatever_the_file_holds_there_are_settings_or_faults(pieces: list[str]) -> None:
+    with suppress(ConfigError):
+        read(Path("kvsync.yaml"), {}, {}, content="".join(pieces).encode())

@@ -139,7 +139,7 @@ class Watched:
         self.came = asyncio.Event()
         self.judged = asyncio.Event()
         self.source = StaticSource(
-            file, {}, {}, load(file, {}, {}), self._deliver, reloaded=self._reloaded, interval=0.01
+            file, {}, {}, load(file, {}, {}), self._deliver, reloaded=self._reloaded, interval=0.01, settle=0
         )
 
     def _reloaded(self, result: str) -> None:
@@ -202,6 +202,55 @@ async def test_a_file_that_vanishes_keeps_the_fleet(watched: Watched, caplog: py
         await watched.source.check()
     assert (watched.take(), watched.reloads) == ([], ["broken"])
     assert len(caplog.records) == 1
+
+
+async def test_a_file_that_is_no_file_keeps_the_fleet(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe would be waited for, and gives its content once; a device may never end."""
+    watched.source.start()
+    await watched.source.check()
+    watched.take()
+    folder = watched.file.parent / "folder"
+    folder.mkdir()
+    os.mkfifo(watched.file.parent / "pipe")
+    for other in ("pipe", "folder", "/dev/zero"):
+        watched.file.unlink()
+        watched.file.symlink_to(watched.file.parent / other)
+        async with asyncio.timeout(5):
+            await watched.source.check()
+    assert (watched.take(), watched.reloads) == ([], ["unchanged", "broken", "broken", "broken"])
+    assert caplog.text.count("is no regular file") == 2
+
+
+async def test_a_file_that_is_too_large_is_not_read_to_its_end(watched: Watched) -> None:
+    watched.source.start()
+    await watched.source.check()
+    watched.take()
+    os.truncate(watched.file, 1 << 40)
+    async with asyncio.timeout(5):
+        await watched.source.check()
+    assert (watched.take(), watched.reloads) == ([], ["unchanged", "broken"])
+
+
+@pytest.mark.parametrize("written", ["", "models:\n", text("http://h:1")])
+async def test_a_file_that_is_being_written_is_not_believed(
+    watched: Watched, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = text("http://h:1", "http://h:2")
+    watched.file.write_text(whole)
+    await watched.source.check()
+    watched.take()
+    watched.file.write_text(written)
+    with monkeypatch.context() as patched:
+
+        async def meanwhile(_: float) -> None:
+            watched.file.write_text(whole + "# and more\n")
+
+        patched.setattr(asyncio, "sleep", meanwhile)
+        await watched.source.check()
+    assert watched.take() == []
+    await watched.source.check()
+    assert watched.take() == []
+    assert watched.reloads[-1] == "unchanged"
 
 
 async def test_a_file_replaced_by_one_of_equal_size_and_time_is_seen(watched: Watched) -> None:
