@@ -58,7 +58,7 @@ def _endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     metavar="tcp://HOST:PORT",
     help="The replay endpoint: shows first what the engine still has, and repairs gaps.",
 )
-@click.option("--from-seq", type=click.IntRange(min=0), help="With --replay: begin at this sequence number.")
+@click.option("--from-seq", type=click.IntRange(0, 2**63 - 1), help="With --replay: begin at this sequence number.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many batches.")
 def watch(events: str, replay: str | None, from_seq: int | None, as_json: bool, count: int | None) -> None:

@@ -92,7 +92,10 @@ class EventManager:
 
         self._loop = asyncio.get_running_loop()
         if self._locator is None:
-            self._session = aiohttp.ClientSession()
+            # Engines are foreign: what they send is neither unpacked, nor kept to be sent back.
+            self._session = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(), headers={"Accept-Encoding": "identity"}, auto_decompress=False
+            )
             self._locator = HttpLocator(self._session, self._settings.connect_timeout)
         self._reader = Reader(
             self._sink,

@@ -30,6 +30,7 @@ from kvsync.events.decode import decode_batch
 from kvsync.events.sockets import END, Link, WorkerSockets
 from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, State, StopReplay, Stream
 from kvsync.events.types import EventBatch, SkippedEvent, UndecodableBatch
+from kvsync.telemetry.logs import Throttle
 
 log = logging.getLogger("kvsync.events")
 
@@ -38,6 +39,8 @@ DRAIN_BYTES: Final = 32 << 20
 RECONNECT_FIRST: Final = 0.1
 RECONNECT_LAST: Final = 5.0
 """Pause before a lost connection is made anew: the first after one that lasted, doubled after each that didn't."""
+SAID_AGAIN: Final = 1.0
+"""Seconds in which one thing is said once of one worker: an engine that counts to and fro must not fill the disk."""
 OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
 
@@ -118,6 +121,7 @@ class Reader:
         self._timer = timer
         self._start_sequence = start_sequence
         self._clock = clock
+        self._throttle = Throttle(log, SAID_AGAIN, clock)
         self._budget = Budget(settings.receive_bytes)
         self._followed: dict[str, _Followed] = {}
         self._by_socket: dict[object, _Followed] = {}
@@ -413,11 +417,11 @@ class Reader:
                 case Forget():
                     self._hand_over()
                     self._sink.forget(worker)
-                    log.info("%s: its blocks are forgotten", worker)
+                    self._throttle.log(logging.INFO, f"{worker} forget", "%s: its blocks are forgotten", worker)
                 case NewEpoch():
                     self._hand_over()
                     self._sink.new_epoch(worker)
-                    log.info("%s: a new epoch begins", worker)
+                    self._throttle.log(logging.INFO, f"{worker} epoch", "%s: a new epoch begins", worker)
         if followed.stream.current is not followed.current:
             self._hand_over()
             followed.current = followed.stream.current
@@ -449,9 +453,15 @@ class Reader:
     def _log_state(self, followed: _Followed) -> None:
         state = followed.stream.state
         if state is not followed.logged:
-            level = logging.WARNING if state is State.DOWN else logging.INFO
-            last = followed.stream.last
-            log.log(level, "%s: %s, last sequence %s", followed.target.worker, state, "none" if last is None else last)
+            worker, last = followed.target.worker, followed.stream.last
+            self._throttle.log(
+                logging.WARNING if state is State.DOWN else logging.INFO,
+                f"{worker} {state}",
+                "%s: %s, last sequence %s",
+                worker,
+                state,
+                "none" if last is None else last,
+            )
             followed.logged = state
 
     # -- the sink -------------------------------------------------------------------------------------------------

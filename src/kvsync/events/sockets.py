@@ -149,9 +149,13 @@ class WorkerSockets:
         assert self._replay is not None
         self.stop_replay()
         self.dealer = self._context.socket(zmq.DEALER)
-        self._prepare(self.dealer)
-        self.dealer.connect(self._replay)
-        self.dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+        try:
+            self._prepare(self.dealer)
+            self.dealer.connect(self._replay)
+            self.dealer.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.stop_replay()
+            raise
 
     def replies(self, limit: int) -> Iterator[tuple[int, bytes]]:
         """At most ``limit`` replies of the open round; its end marker has the number ``END``."""

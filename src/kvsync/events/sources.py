@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from kvsync.config.addresses import Address, BadAddress, http_address, tcp_address
 from kvsync.discovery.model import Engine
@@ -29,7 +30,11 @@ from kvsync.events.contracts import Located, NotLocated, Target
 
 MAX_SOURCES_BYTES: Final = 1 << 20
 MAX_METRICS_BYTES: Final = 16 << 20
-_CACHE_INFO: Final = "vllm:cache_config_info"
+_CACHE_INFO: Final = b"vllm:cache_config_info{"
+MAX_INFO_LINES: Final = 1024
+MAX_INFO_BYTES: Final = 16 << 10
+"""Of one such line; vLLM's have some 1.5 kB. This page is read on the event loop."""
+_LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\\n]|\\.)*)"(?:,|(?=}))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,25 +223,32 @@ def _port(endpoint: Any, rank: str) -> int | None:
 
 def parse_cache_facts(body: bytes) -> dict[int, CacheFacts]:
     """``vllm:cache_config_info`` of each rank, as far as it is there and makes sense."""
-    # Only the lines that matter are parsed: the page has thousands.
-    prefix = _CACHE_INFO.encode() + b"{"
-    lines = b"\n".join(line for line in body.splitlines() if line.startswith(prefix))
     found = {}
-    try:
-        for family in text_string_to_metric_families(lines.decode() + "\n"):
-            for sample in family.samples:
-                labels = sample.labels
-                blocks, alignment = (
-                    _count(labels.get("num_gpu_blocks")),
-                    _count(labels.get("cache_hit_alignment_tokens")),
-                )
-                rank = labels.get("engine", "0")
-                if rank.isascii() and rank.isdecimal() and len(rank) <= 4:
-                    # Block 0 is the null block and never holds anything.
-                    found[int(rank)] = CacheFacts(blocks - 1 if blocks is not None and blocks > 1 else None, alignment)
-    except ValueError:  # not the text format, or not UTF-8
-        return {}
+    for labels in _cache_infos(body):
+        blocks, alignment = _count(labels.get("num_gpu_blocks")), _count(labels.get("cache_hit_alignment_tokens"))
+        rank = labels.get("engine", "0")
+        if rank.isascii() and rank.isdecimal() and len(rank) <= 4:
+            # Block 0 is the null block and never holds anything.
+            found[int(rank)] = CacheFacts(blocks - 1 if blocks is not None and blocks > 1 else None, alignment)
     return found
+
+
+def _cache_infos(body: bytes) -> Iterator[dict[str, str]]:
+    """The labels of each sample. Only these lines are looked at: the page has thousands."""
+    at = 0 if body.startswith(_CACHE_INFO) else body.find(b"\n" + _CACHE_INFO) + 1
+    for _ in range(MAX_INFO_LINES):
+        if not body.startswith(_CACHE_INFO, at):
+            return
+        place, end = at + len(_CACHE_INFO), at + MAX_INFO_BYTES
+        labels = {}
+        while label := _LABEL.match(body, place, end):
+            labels[label[1].decode()] = label[2].decode(errors="replace")
+            place = label.end()
+        if body.startswith(b"} ", place):
+            yield labels
+        at = body.find(b"\n" + _CACHE_INFO, place) + 1
+        if not at:
+            return
 
 
 def _count(text: str | None) -> int | None:

@@ -98,7 +98,11 @@ class Throttle:
         """By key: when its next line may come, and how many were kept back since the last."""
 
     def warning(self, key: str, message: str, *args: object, exc_info: BaseException | None = None) -> None:
-        """Log it, unless a line of this kind was logged within the interval."""
+        """Log a warning, unless a line of this kind was logged within the interval."""
+        self.log(logging.WARNING, key, message, *args, exc_info=exc_info)
+
+    def log(self, level: int, key: str, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """As :meth:`warning`, at another level."""
         now = self._clock()
         until, kept_back = self._kinds.pop(key, (now, 0))
         if now < until:
@@ -109,7 +113,7 @@ class Throttle:
         self._kinds[key] = (now + self._interval, 0)
         if kept_back:
             message, args = message + " (and %d more like it)", (*args, kept_back)
-        self._logger.warning(message, *args, exc_info=exc_info)
+        self._logger.log(level, message, *args, exc_info=exc_info)
 
 
 __all__ = ["JsonFormatter", "TextFormatter", "Throttle", "setup"]

@@ -64,7 +64,7 @@ async def test_half_by_replay_half_live() -> None:
         right = [direct.match(prompt, "m") for prompt in prompts]
         assert any(match["a"].credit for match in right)
         await fleet.until(lambda: [index.match(prompt, "m") for prompt in prompts] == right)
-        assert fleet.status().last_sequence == len(published) - 1
+        await fleet.until(lambda: fleet.status().last_sequence == len(published) - 1)
         assert fleet.status().whole
     finally:
         await fleet.close()

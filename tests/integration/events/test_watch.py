@@ -89,6 +89,7 @@ def test_a_reader_that_goes_away_ends_it(publisher: Publisher) -> None:
         (["tcp://127.0.0.1:1", "--replay", "x"], "tcp://"),
         (["tcp://127.0.0.1:1", "--from-seq", "5"], "--replay"),
         (["tcp://127.0.0.1:1", "--replay", "tcp://127.0.0.1:2", "--from-seq", "-1"], "--from-seq"),
+        (["tcp://127.0.0.1:1", "--replay", "tcp://127.0.0.1:2", "--from-seq", str(2**63)], "--from-seq"),
         ([], "Missing argument"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def info(**labels: str) -> bytes:
         (b"", {}),
         (b"\xff\xfe{}", {}),
         (b"vllm:cache_config_info{", {}),
-        (b'vllm:cache_config_info{num_gpu_blocks="6\xff"} 1', {}),
+        (b'vllm:cache_config_info{num_gpu_blocks="6\xff"} 1', {0: CacheFacts(None, None)}),
         (info(num_gpu_blocks="64"), {0: CacheFacts(63, None)}),
         (info(num_gpu_blocks="64", engine="1", cache_hit_alignment_tokens="32"), {1: CacheFacts(63, 32)}),
         (info(num_gpu_blocks="None", engine="0"), {0: CacheFacts(None, None)}),
@@ -121,6 +122,49 @@ def info(**labels: str) -> bytes:
 )
 def test_cache_facts(page: bytes, found: Any) -> None:
     assert parse_cache_facts(page) == found
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        (b'vllm:cache_config_info{a="x\\",num_gpu_blocks=\\"9",num_gpu_blocks="64"} 1', {0: CacheFacts(63, None)}),
+        (b'vllm:cache_config_info{a="\\\\",num_gpu_blocks="64"} 1', {0: CacheFacts(63, None)}),
+        (b'vllm:cache_config_info{a="}",num_gpu_blocks="64",} 1', {0: CacheFacts(63, None)}),
+        (b'vllm:cache_config_info{a="\xff",num_gpu_blocks="64"} 1', {0: CacheFacts(63, None)}),
+        (b"vllm:cache_config_info{} 1", {0: CacheFacts(None, None)}),
+        (b'vllm:cache_config_info{num_gpu_blocks="64"', {}),
+        (b'vllm:cache_config_info{num_gpu_blocks="64"x="1"} 1', {}),
+        (b"vllm:cache_config_info{num_gpu_blocks=64} 1", {}),
+        (b'x_vllm:cache_config_info{num_gpu_blocks="64"} 1', {}),
+        (b'vllm:cache_config_info_x{num_gpu_blocks="64"} 1', {}),
+        (
+            b'vllm:cache_config_info{num_gpu_blocks="6\nvllm:cache_config_info{num_gpu_blocks="5"} 1',
+            {0: CacheFacts(4, None)},
+        ),
+    ],
+)
+def test_lines_that_try_to_be_misread(page: bytes, found: Any) -> None:
+    assert parse_cache_facts(page) == found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        info(num_gpu_blocks="64") * 100_000,
+        info(num_gpu_blocks="x" * (15 << 20)),
+        b"vllm:cache_config_info{" + b'a="\\\\",' * (3 << 20) + b"} 1\n",
+        b"vllm:cache_config_info{" + b'"' * (15 << 20),
+        b"vllm:cache_config_info{" + b'a="' * (5 << 20),
+        b"\nvllm:cache_config_info{" * 600_000,
+        b"\n" * (15 << 20),
+    ],
+    ids=["lines", "long-value", "escapes", "quotes", "open", "heads", "empty-lines"],
+)
+def test_a_page_of_any_form_costs_little_time(page: bytes) -> None:
+    """It is read on the event loop, where everything else stands still meanwhile."""
+    started = time.process_time()
+    parse_cache_facts(page)
+    assert time.process_time() - started < 0.5
 
 
 def test_configured_endpoints_are_shifted_by_the_rank() -> None:
