@@ -43,7 +43,7 @@ def check(file: Path | None) -> None:
             - name: engine-0
               url: http://10.0.0.5:8000
               events: tcp://10.0.0.5:5557
-              replay: tcp://10.0.0.5:5657
+              replay: tcp://10.0.0.5:6557
     """
     try:
         loaded = read(file, os.environ, {})

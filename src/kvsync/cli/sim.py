@@ -24,8 +24,8 @@ answers is made up; how long it takes follows the time model below; "cached_toke
 
 \b
 Two engines to try a gateway with:
-  kvsync sim --port 8001 --events-port 5557 --replay-port 5657
-  kvsync sim --port 8002 --events-port 5558 --replay-port 5658
+  kvsync sim --port 8001 --events-port 5557 --replay-port 6557
+  kvsync sim --port 8002 --events-port 5558 --replay-port 6558
 
 \b
 Break one on purpose (see also: status, reset, cut_stream, refuse, freeze, cut_replays, restart, heal):
@@ -73,7 +73,7 @@ def sim(tokenizer: Path | None, prefill_rate: float, decode_rate: float, speed: 
     try:
         from kvsync.engine_sim import SimConfig, SimEngine, TimeModel
     except ModuleNotFoundError as missing:
-        raise click.ClickException(f"{missing}: install kvsync[sim]") from missing
+        raise click.ClickException(f"{missing}: it needs the extra 'sim' (pip install 'kvsync[sim]')") from missing
     if tokenizer is not None:
         options["tokenizer"] = tokenizer
     try:
