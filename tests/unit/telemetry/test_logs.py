@@ -63,11 +63,12 @@ def test_extra_fields_can_not_replace_the_record_s_own(stream: io.StringIO) -> N
 
 def test_levels(stream: io.StringIO) -> None:
     setup("info", "text", stream)
-    logging.getLogger("kvsync.x").debug("no")
-    logging.getLogger("other").info("no")
+    logging.getLogger("kvsync.x").debug("too fine")
+    logging.getLogger("other").info("of no interest")
     logging.getLogger("other").warning("yes")
     warnings.warn("also", UserWarning, stacklevel=1)
-    assert "no" not in stream.getvalue()
+    assert "too fine" not in stream.getvalue()
+    assert "of no interest" not in stream.getvalue()
     assert "other: yes" in stream.getvalue()
     assert "also" in stream.getvalue()
     setup("error", "text", stream)
