@@ -28,8 +28,13 @@ Two engines to try a gateway with:
   kvsync sim --port 8002 --events-port 5558 --replay-port 6558
 
 \b
-Break one on purpose (see also: status, reset, cut_stream, refuse, freeze, cut_replays, restart, heal):
+Break one on purpose:
   curl -d '{"kind": "drop_batches", "count": 3}' localhost:8001/sim/fault
+  curl -d '{"kind": "refuse", "seconds": 5}' localhost:8001/sim/fault
+  curl -d '{"kind": "cut_replays", "after": 2}' localhost:8001/sim/fault
+
+\b
+These need nothing but their kind: status, reset, cut_stream, freeze, restart; and heal, which ends all of them.
 """,
 )
 @click.option("--model", default="tiny", show_default=True, help="Name under which the model is served.")
