@@ -36,7 +36,8 @@ bench: .make/dev
 
 build: .make/run
 	$(BIN)/uv build --quiet --out-dir dist .
-	@if command -v cargo >/dev/null; then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; fi
+	@if command -v cargo >/dev/null; then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; \
+	else echo "No Rust here: the wheel of kvsync-core is left out."; fi
 
 lock: .make/run
 	$(BIN)/uv pip compile pyproject.toml --extra sim --group build --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements.txt
@@ -48,7 +49,7 @@ lock: .make/run
 	$(BIN)/uv pip install -q --require-hashes -r requirements.txt -p .venv
 	$(BIN)/uv pip install -q --no-deps -e . -p .venv
 	@if ! command -v cargo >/dev/null; then echo "No Rust here: the pure-Python index serves (slower, same answers)."; \
-	elif $(BIN)/uv pip install -q --no-deps --no-build-isolation ./core -p .venv 2>.make/core.log; then echo "Native core built."; \
+	elif echo "Building the native core (about half a minute) ..."; $(BIN)/uv pip install -q --no-deps --no-build-isolation ./core -p .venv 2>.make/core.log; then echo "Native core built."; \
 	else tail -5 .make/core.log; echo "The native core could not be built (.make/core.log): the pure-Python index serves."; fi
 	@touch $@
 

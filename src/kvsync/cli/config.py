@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
-from kvsync.config import ConfigError, Loaded, read
+from kvsync.config import ConfigError, Loaded, Settings, read
+from kvsync.events.sync import unmet_conditions
 
 
 @click.group()
@@ -49,10 +50,18 @@ def check(file: Path | None) -> None:
         loaded = read(file, os.environ, {})
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    for warning in loaded.warnings:
+    for warning in (*loaded.warnings, *_doubts(loaded.settings)):
         click.echo(f"Warning: {warning}", err=True)
     for line in _explained(loaded):
         click.echo(line)
+
+
+def _doubts(settings: Settings) -> Iterator[str]:
+    """What `kvsync serve` would start with and not do."""
+    if not settings.models:
+        yield "no model is configured: every request will be refused"
+    if settings.events.enabled:
+        yield from unmet_conditions(settings)
 
 
 def _explained(loaded: Loaded) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import click
 
 from kvsync.config import ConfigError, Settings, load
+
+log = logging.getLogger("kvsync")
 
 
 @click.command()
@@ -75,7 +78,9 @@ def serve(
     except KVSyncRefused as refused:
         raise click.ClickException(str(refused)) from None
     except OSError as error:
-        raise click.ClickException(f"can't start: {error}") from None
+        raise click.ClickException(
+            f"can't start: {error} (gateway.port and admin.port, or --port and --admin-port, choose other ports)"
+        ) from None
 
 
 async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]) -> None:
@@ -88,7 +93,12 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
         loop.add_signal_handler(number, end.set)
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
+    if not settings.models:
+        log.warning("no model is configured, so every request is refused: list models and engines in the YAML file")
     try:
         await end.wait()
+        limit = settings.gateway.drain_timeout
+        log.info("stopping: no more requests are taken, open answers may run for up to %g s", limit)
     finally:
         await app.stop()
+    log.info("stopped")

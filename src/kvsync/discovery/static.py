@@ -128,7 +128,7 @@ class StaticSource:
         self._file = file
         self._environ = dict(environ)
         self._flags = dict(flags)
-        self._settings = settings
+        self._settings = self._started_with = settings
         self._deliver = deliver
         self._reloaded = reloaded
         self._interval = interval
@@ -191,7 +191,7 @@ class StaticSource:
         self._reloaded("broken")
 
     def _apply(self, settings: Settings) -> None:
-        if later := _needs_restart(self._settings, settings):
+        if later := _needs_restart(self._started_with, settings):
             _log.warning("these settings change with the next start only: %s", ", ".join(later))
         self._settings = settings
         changes = self._fleet.update(engines(settings))

@@ -49,8 +49,12 @@ class AdminPorts:
     index: Lookup
 
 
-class MatchQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of ``POST /v1/match``: one of ``tokens``, ``prompt`` and ``messages``."""
+class MatchQuestion(msgspec.Struct):
+    """The body of ``POST /v1/match``: one of ``tokens``, ``prompt`` and ``messages``.
+
+    Further fields are those of the request that is asked about (``tools``, ``chat_template_kwargs``, …), which may be
+    pasted as it is.
+    """
 
     model: str
     tokens: list[int] | None = None
@@ -60,7 +64,7 @@ class MatchQuestion(msgspec.Struct, forbid_unknown_fields=True):
     cache_salt: str | None = None
 
 
-_read_question = msgspec.json.Decoder(MatchQuestion).decode
+_read_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Admin:
@@ -113,13 +117,16 @@ class Admin:
 
     async def _match(self, request: web.Request) -> web.Response:
         try:
-            asked = _read_question(await request.read())
+            body = _read_object(await request.read())
+            asked = msgspec.convert(body, MatchQuestion)
+        except msgspec.ValidationError as error:
+            raise Problem(400, str(error), reason="bad_question") from None
         except msgspec.DecodeError as error:
             raise errors.bad_json(str(error)) from None
         except RecursionError:
             raise errors.bad_json("nested too deeply") from None
         model, adapter = self._served(asked)
-        tokenized = await self._tokens(asked, model, adapter)
+        tokenized = await self._tokens(asked, body, model, adapter)
         if len(tokenized.prompts) != 1:
             raise Problem(503, f"the tokens are unknown: {tokenized.reason or 'no tokenizer'}", reason="tokens_unknown")
         prompt = tokenized.prompts[0]
@@ -152,7 +159,9 @@ class Admin:
             raise Problem(400, "adapter is no adapter of model", reason="bad_adapter", param="adapter")
         return found
 
-    async def _tokens(self, asked: MatchQuestion, model: str, adapter: str | None) -> TokenizedRequest:
+    async def _tokens(
+        self, asked: MatchQuestion, body: JsonObject, model: str, adapter: str | None
+    ) -> TokenizedRequest:
         given = [asked.tokens, asked.prompt, asked.messages]
         if sum(value is not None for value in given) != 1:
             raise Problem(400, "one of tokens, prompt and messages is required", reason="bad_question")
@@ -162,12 +171,8 @@ class Admin:
             except OverflowError:
                 raise Problem(400, "token ids are 32 bit", reason="bad_question", param="tokens") from None
             return TokenizedRequest((Prompt(packed, len(asked.tokens)),), "ids")
-        body: JsonObject = {"model": adapter or model}
-        if asked.prompt is not None:
-            path, body["prompt"] = "/v1/completions", asked.prompt
-        else:
-            path, body["messages"] = "/v1/chat/completions", asked.messages
-        begun = self._ports.tokenizing.begin(path, body, model, adapter)
+        path = "/v1/completions" if asked.prompt is not None else "/v1/chat/completions"
+        begun = self._ports.tokenizing.begin(path, body | {"model": adapter or model}, model, adapter)
         return begun if isinstance(begun, TokenizedRequest) else await begun
 
 

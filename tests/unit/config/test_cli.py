@@ -58,3 +58,12 @@ def test_help_names_the_layers() -> None:
     result = CliRunner().invoke(config, ["check", "--help"])
     assert result.exit_code == 0
     assert "KVSYNC_<SECTION>_<FIELD>" in result.stdout
+
+
+def test_what_serve_would_start_with_and_not_do(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("events: {enabled: true}\n")
+    result = CliRunner().invoke(config, ["check", str(file)])
+    assert result.exit_code == 0
+    assert "Warning: no model is configured" in result.stderr
+    assert "Warning: KV event sync requires the remote tokenizer" in result.stderr

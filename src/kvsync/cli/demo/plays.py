@@ -1,15 +1,12 @@
-"""The command itself."""
+"""Both plays, one after the other, on fresh stages."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
-import click
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,7 +18,6 @@ from kvsync.cli.demo.stage import MODEL, Fleet, Stage, stage
 from kvsync.cli.demo.workload import Conversation, Shape, conversations, paced, size
 from kvsync.engine_sim.config import TINY_LLAMA
 from kvsync.engine_sim.tokens import ModelTokenizer
-from kvsync.telemetry import logs
 
 POLICIES = ("round-robin", "kv-aware")
 LOAD = 0.7
@@ -68,7 +64,10 @@ async def _stay(console: Console, built: Stage) -> None:
         f'    -d \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}]}}\'\n'
         f"  curl {built.admin_url}/v1/workers\n"
         f"  curl {built.admin_url}/metrics\n"
-        f"  kvsync watch {built.engines[0].events} --replay {built.engines[0].replay}"
+        f"  {sys.argv[0]} watch {built.engines[0].events} --replay {built.engines[0].replay}",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
     end = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -76,24 +75,4 @@ async def _stay(console: Console, built: Stage) -> None:
     await end.wait()
 
 
-@click.command("demo")
-@click.option("--seed", default=1, show_default=True, help="Of the conversations.")
-@click.option("--engines", default=4, show_default=True, type=click.IntRange(2, 16), help="Simulated engines.")
-@click.option("--keep", is_flag=True, help="Leave engines and gateway running afterwards, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON and nothing else.")
-def command(seed: int, engines: int, keep: bool, as_json: bool) -> None:
-    """Show what cache-aware routing does, on this machine, in about a minute.
-
-    Starts simulated vLLM engines (real HTTP, real KV events over ZMQ, vLLM's own cache policy, no GPU) whose caches
-    hold a third of what the conversations touch, and the gateway in front of them. Then the same conversations are
-    played twice, each time from empty caches: once with round-robin, once with kv-aware.
-
-    Printed are the share of prompt tokens that the engines served from cache, by their own account, beside what a
-    router that knows everything could have reached; the time to the first token; and how much of the credit that the
-    gateway gave to the engines it chose was confirmed by their answers.
-    """
-    logs.setup("warning", "text")
-    console = Console(quiet=as_json)
-    plays = uvloop.run(run(seed, engines, keep, console))
-    if as_json:
-        click.echo(json.dumps([asdict(play) for play in plays]))
+__all__ = ["run"]
