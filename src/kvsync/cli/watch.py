@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -91,6 +92,10 @@ class _Screen:
 
     def __init__(self, as_json: bool, count: int | None, end: asyncio.Event) -> None:
         self.shown: Counter[str] = Counter()
+        self.last: int | None = None
+        """The number of the last batch shown."""
+        self.fault: OSError | None = None
+        """Why nothing more can be shown, other than that nobody reads it any more."""
         self._as_json = as_json
         self._left = count
         self._loop = asyncio.get_running_loop()
@@ -101,6 +106,7 @@ class _Screen:
         if self._closed.is_set():
             return
         self.shown["batches"] += 1
+        self.last = seq
         lines = []
         for event in batch.events:
             self.shown[_kind(event)] += 1
@@ -110,7 +116,12 @@ class _Screen:
         try:
             if lines:
                 print("\n".join(lines), flush=True)
-        except OSError:  # the reader of our output is gone
+        except BrokenPipeError:  # as with ``| head``: the reader has what it wanted
+            _to_nowhere(sys.stdout)
+            self._stop()
+        except OSError as error:
+            self.fault = error
+            _to_nowhere(sys.stdout)
             self._stop()
         if self._left is not None:
             self._left -= 1
@@ -191,10 +202,12 @@ async def _watch(events: str, replay: str | None, start: int, as_json: bool, cou
         f"{status.errors.get('undecodable', 0)} batches undecodable"
     )
     _notice(
-        f"last sequence {status.last_sequence}, missed {counts.missed}, lost {counts.lost}, "
+        f"last sequence {'none' if screen.last is None else screen.last}, missed {counts.missed}, lost {counts.lost}, "
         f"replays {counts.replays_answered} of {counts.replays} answered, connections {status.connections}"
         + "".join(f", {reason} {n}" for reason, n in sorted(status.errors.items()) if reason != "undecodable")
     )
+    if screen.fault is not None:
+        raise click.ClickException(f"standard output: {screen.fault.strerror}")
 
 
 def text_line(seq: int, batch: EventBatch, event: KVEvent | SkippedEvent) -> str:
@@ -309,7 +322,17 @@ def _key(key: ExtraKey) -> str:
 
 
 def _notice(text: str) -> None:
-    click.echo(f"-- {text}", err=True)
+    try:
+        click.echo(f"-- {text}", err=True)
+    except BrokenPipeError:  # as with ``2>&1 | head``
+        _to_nowhere(sys.stderr)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """What a failed write left in the stream's buffer is flushed at exit, where it would fail again, aloud."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _log_to_stderr() -> None:

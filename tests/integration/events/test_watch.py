@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from tests.integration.events.publisher import Publisher
 
 COMMAND = [sys.executable, "-c", "from kvsync.cli.watch import watch; watch(prog_name='kvsync watch')"]
+# Output is buffered as it is for people, whatever these tests themselves run with.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @pytest.fixture
@@ -23,7 +26,9 @@ def publisher() -> Iterator[Publisher]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=30, check=False, env=ENVIRONMENT
+    )
 
 
 def replay(publisher: Publisher) -> str:
@@ -70,15 +75,62 @@ def test_live_until_interrupted() -> None:
         publisher.close()
 
 
+def test_the_summary_tells_of_what_was_shown(publisher: Publisher) -> None:
+    for n in range(3):
+        publisher.publish(100 + n)
+    done = run(publisher.events, "--replay", replay(publisher), "-c", "1")
+    assert len(done.stdout.splitlines()) == 1
+    assert "-- 1 batches: " in done.stderr
+    assert "-- last sequence 0, " in done.stderr
+
+
 def test_a_reader_that_goes_away_ends_it(publisher: Publisher) -> None:
-    watching = subprocess.Popen([*COMMAND, publisher.events, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    watching = subprocess.Popen(
+        [*COMMAND, publisher.events, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
     assert publisher.subscribed.wait(20)
     assert watching.stdout is not None
     assert watching.stderr is not None
     watching.stdout.close()
     publisher.publish(1)
-    assert watching.wait(20) == 0, watching.stderr.read()
+    said = watching.stderr.read()
     watching.stderr.close()
+    assert watching.wait(20) == 0, said
+    assert all(line.startswith("-- ") for line in said.splitlines()), said
+
+
+def test_a_reader_of_all_that_goes_away_ends_it(publisher: Publisher) -> None:
+    watching = subprocess.Popen(
+        [*COMMAND, publisher.events], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT
+    )
+    assert publisher.subscribed.wait(20)
+    assert watching.stdout is not None
+    watching.stdout.close()
+    publisher.publish(1)
+    assert watching.wait(20) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_output_that_can_not_be_written_is_a_fault(publisher: Publisher) -> None:
+    publisher.publish(1)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, publisher.events, "--replay", replay(publisher)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+            env=ENVIRONMENT,
+        )
+    assert done.returncode == 1
+    assert "Error: standard output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -104,8 +156,9 @@ def test_a_host_without_an_address_is_told() -> None:
     assert watching.stderr is not None
     assert "no.such.host.invalid" in watching.stderr.readline()
     watching.send_signal(signal.SIGTERM)
-    watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=20)
     assert watching.returncode == 0
+    assert "-- last sequence none, " in err
 
 
 def test_without_zmq() -> None:
