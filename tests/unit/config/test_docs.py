@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from kvsync.config import EngineSettings, ModelSettings, Settings, read
+from kvsync.config import ConfigError, EngineSettings, ModelSettings, Settings, read
 from kvsync.config import environment as names
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -101,12 +101,24 @@ def test_every_unused_name_is_listed_and_warned_of() -> None:
     assert len(warnings) == len(listed)
 
 
-def test_the_examples_load(tmp_path: Path) -> None:
-    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert examples
-    (tmp_path / "qwen3-8b").mkdir()
-    (tmp_path / "qwen3-8b" / "tokenizer.json").write_text("{}")
-    for number, example in enumerate(examples):
-        file = tmp_path / f"{number}.yaml"
-        file.write_text(example)
-        assert read(file, {}, {}).settings.models
+def yaml_after(heading: str) -> str:
+    found = re.search(r"```yaml\n(.*?)```", PAGE.partition(heading)[2], re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_file_loads_as_printed(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml_after("## A file"))
+    loaded = read(file, {}, {})
+    assert [engine.name for engine in loaded.settings.models[0].engines] == ["a", "b"]
+    assert not loaded.warnings
+
+
+def test_the_broken_file_has_the_faults_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text(yaml_after("With this `bad.yaml`"))
+    with pytest.raises(ConfigError) as refused:
+        read(Path("bad.yaml"), {}, {})
+    printed = PAGE.partition("$ kvsync config check bad.yaml\nError: ")[2].partition("```")[0]
+    assert str(refused.value) == printed.rstrip()
