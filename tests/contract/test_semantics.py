@@ -254,7 +254,23 @@ def test_reannouncing_hybrid_has_no_credit(fed: Callable[..., Index]) -> None:
     assert look(index, range(5)).trust == "none"
     assert credit(index, range(5)) == 0
     index.apply(W, batch(cleared(), stored([1], range(4), **window), stored([1], range(4))))
+    assert credit(index, range(5)) == 0, "the request may run yet"
+    index.new_epoch(W)
+    index.apply(W, batch(stored([1], range(4), **window), stored([1], range(4))))
     assert credit(index, range(5)) == 4
+
+
+def test_a_clear_does_not_end_a_mark(fed: Callable[..., Index]) -> None:
+    """The request may wait in the engine while its cache is cleared, and announce what was stored after that."""
+    index = fed(stored([1, 2], range(8)))
+    index.mark_reannouncing(W)
+    index.apply(W, batch(cleared(), stored([1, 2], range(8))))
+    index.apply(W, batch(stored([1, 2], range(8))))
+    index.apply(W, batch(removed([2])))
+    assert look(index, range(9)) == Match(4, 4, {"gpu": 4}, "exact")
+    index.new_epoch(W)
+    index.apply(W, batch(stored([1], range(4)), stored([1], range(4)), removed([1])))
+    assert look(index, range(9)) == Match(4, 0, {"gpu": 4}, "exact")
 
 
 # -- placement
@@ -335,6 +351,10 @@ def test_hidden_request_on_a_dialect_that_hides(fed: Callable[..., Index]) -> No
     index.mark_hidden_keys(W)
     assert look(index, range(5)) == Match(0, 4, {}, "none")
     index.apply(W, batch(["AllBlocksCleared"], as_array(stored([1], range(4)), "0.14.0")))
+    # An engine tells of a clear with its next step: before the blocks of the very request that was marked.
+    assert look(index, range(5)) == Match(0, 4, {}, "none")
+    index.new_epoch(W)
+    index.apply(W, batch(as_array(stored([1], range(4)), "0.14.0")))
     assert look(index, range(5)).credit == 4
 
 
@@ -606,6 +626,25 @@ def test_adding_a_worker_again_makes_it_new(fed: Callable[..., Index]) -> None:
     index = fed(stored([1], range(4)))
     index.add_worker(W, M)
     assert credit(index, range(5)) == 0
+
+
+@pytest.mark.parametrize("group", [-1, 256, 2**63 - 1, -(2**63)])
+def test_groups_that_can_not_be_are_skipped(fed: Callable[..., Index], group: int) -> None:
+    index = fed(stored([1], range(4)), stored([2], range(4, 8), parent=1, group_idx=group))
+    assert (credit(index, range(9)), counts(index)["skipped_bad_group"]) == (4, 1)
+    index.apply(W, batch(removed([1], group_idx=group)))
+    assert look(index, range(9)) == Match(0, 0, {}, "partial"), "what was removed is unknown"
+    index.new_epoch(W)
+    index.apply(W, batch(stored([1], range(4), group_idx=255)))
+    assert credit(index, range(9)) == 4
+
+
+def test_an_empty_prompt_has_no_credit_whatever_the_groups(index: Index) -> None:
+    kinds = ("full_attention", "sliding_window", "mamba", "chunked_local_attention")
+    for place, kind in enumerate(kinds):
+        index.add_worker(kind, M, attention_chunk_size=4)
+        index.apply(kind, batch(stored([place], range(4), kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=4)))
+    assert index.match([], M) == dict.fromkeys(kinds, Match(0))
 
 
 @pytest.mark.parametrize(

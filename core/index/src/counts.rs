@@ -68,6 +68,8 @@ counted! {
     BadToken = "skipped_bad_token",
     /// Events with a block size that can't be.
     BadBlockSize = "skipped_bad_block_size",
+    /// Events with a group that can't be.
+    BadGroup = "skipped_bad_group",
 }
 
 impl From<SkipReason> for Counted {
@@ -81,6 +83,7 @@ impl From<SkipReason> for Counted {
             SkipReason::BadHash => Self::BadHash,
             SkipReason::BadToken => Self::BadToken,
             SkipReason::BadBlockSize => Self::BadBlockSize,
+            SkipReason::BadGroup => Self::BadGroup,
         }
     }
 }

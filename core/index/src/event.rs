@@ -265,11 +265,13 @@ pub enum SkipReason {
     BadToken,
     /// A block size below 0 or above 2³¹ − 1.
     BadBlockSize,
+    /// A group below 0 or above 255.
+    BadGroup,
 }
 
 impl SkipReason {
     /// All reasons.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::UnknownTag,
         Self::NoTag,
         Self::NotAnEvent,
@@ -278,6 +280,7 @@ impl SkipReason {
         Self::BadHash,
         Self::BadToken,
         Self::BadBlockSize,
+        Self::BadGroup,
     ];
 
     /// The short word for it.
@@ -292,6 +295,7 @@ impl SkipReason {
             Self::BadHash => "bad_hash",
             Self::BadToken => "bad_token",
             Self::BadBlockSize => "bad_block_size",
+            Self::BadGroup => "bad_group",
         }
     }
 }

@@ -43,6 +43,9 @@ MAX_PAYLOAD: Final = 16 << 20
 """Bytes; a larger payload is refused unread. The largest real ones, one scheduler step's, are a few hundred kB."""
 MAX_EVENTS: Final = 1 << 18
 """Of a batch; one with more is refused undecoded. A step stores and evicts a few thousand blocks at most."""
+MAX_GROUPS: Final = 256
+"""KV-cache groups of one engine. Models have a handful, and never more than layers; a removal that names none of them
+is for all."""
 
 _STORED_FIELDS: Final = (
     "block_hashes",
@@ -208,7 +211,7 @@ def _stored(fields: dict[str, Raw]) -> BlockStoredEvent:
         lora_name=lora_name,
         medium=_optional_str(fields, "medium"),
         extra_keys=_extra_keys(fields.get("extra_keys"), len(hashes), lora_name, parent_hash is None),
-        group_idx=_optional_int(fields, "group_idx"),
+        group_idx=_group(fields),
         kv_cache_spec_kind=_optional_str(fields, "kv_cache_spec_kind"),
         kv_cache_spec_sliding_window=_optional_int(fields, "kv_cache_spec_sliding_window"),
         session_id=_optional_str(fields, "session_id"),
@@ -225,7 +228,7 @@ def _removed(fields: dict[str, Raw]) -> BlockRemovedEvent:
     return BlockRemovedEvent(
         block_hashes=hashes,
         medium=_optional_str(fields, "medium"),
-        group_idx=_optional_int(fields, "group_idx"),
+        group_idx=_group(fields),
         remaining_copy_counts=None if counts is None else tuple(counts),
     )
 
@@ -241,6 +244,13 @@ def _optional_int(fields: dict[str, Raw], name: str) -> int | None:
     if value is not None and not -(1 << 63) <= value < 1 << 63:
         raise _Bad("wrong_type")
     return value
+
+
+def _group(fields: dict[str, Raw]) -> int | None:
+    group = _optional_int(fields, "group_idx")
+    if group is not None and not 0 <= group < MAX_GROUPS:
+        raise _Bad("bad_group")
+    return group
 
 
 def _hashes(fields: dict[str, Raw]) -> tuple[EngineHash, ...]:
@@ -313,4 +323,4 @@ def _typed(keys: list[Raw], lora_name: str | None, first_block: bool) -> tuple[E
     return tuple(typed)
 
 
-__all__ = ["MAX_EVENTS", "MAX_PAYLOAD", "decode_batch"]
+__all__ = ["MAX_EVENTS", "MAX_GROUPS", "MAX_PAYLOAD", "decode_batch"]

@@ -146,7 +146,7 @@ class SkippedEvent:
     tag: str
     reason: str
     """One of: ``unknown_tag``, ``no_tag``, ``not_an_event``, ``missing_field``, ``wrong_type``, ``bad_hash``,
-    ``bad_token``, ``bad_block_size``."""
+    ``bad_token``, ``bad_block_size``, ``bad_group``."""
     may_remove: bool
     """True when blocks may have left the cache by it (Remove, Clear or Evict in its tag, or no readable tag): then what
     is known of the worker can't be trusted any more."""

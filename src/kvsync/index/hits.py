@@ -62,7 +62,7 @@ def hit_blocks(rules: Collection[Rule], held: Held, tokens: int, block_size: int
         if rule.kind == "full":
             run = _run(held, rule.group, 0, run)
     if any(rule.kind == "chunked" for rule in rules):
-        reach = tokens - 1 if run == limit else run * block_size
+        reach = max(0, tokens - 1) if run == limit else run * block_size
         start = min(run, reach // chunk * chunk // block_size)
         for rule in rules:
             if rule.kind == "chunked":

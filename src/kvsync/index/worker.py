@@ -90,6 +90,8 @@ class Worker:
     def _start_epoch(self) -> None:
         self.groups: dict[int, _Group] = {}
         self.hides_keys = False
+        self.marked_reannouncing = False
+        self.hidden_request = False
         self._empty()
         self._settle()
 
@@ -103,8 +105,12 @@ class Worker:
     def _settle(self) -> None:
         """What a clear and a new epoch make good."""
         self.lost = False
-        self.reannouncing = False
-        self.hidden_request = False
+        self.overfull = False
+        """More copies were announced than there are blocks."""
+
+    @property
+    def reannouncing(self) -> bool:
+        return self.overfull or self.marked_reannouncing
 
     # -- the worker's life
 
@@ -175,7 +181,7 @@ class Worker:
         if tier == "gpu":
             self.gpu_copies += len(event.block_hashes)
             if self.usable_blocks is not None and self.gpu_copies > self.usable_blocks:
-                self.reannouncing = True
+                self.overfull = True
         if not event.block_hashes:
             return
         if not dense or event.block_size != self._block_size(index):

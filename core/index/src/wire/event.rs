@@ -22,6 +22,10 @@ const SESSION: usize = 11;
 const REMAINING: usize = 12;
 const FIELDS: usize = 13;
 
+/// KV-cache groups of one engine. Models have a handful, and never more than layers; a removal that names none of them
+/// is for all.
+const MAX_GROUPS: i64 = 256;
+
 const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];
 
@@ -165,7 +169,7 @@ fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
     let tokens = tokens.transpose().map_err(|_| SkipReason::BadToken)?.flatten().unwrap_or_default();
     let tier = Tier::of_medium(optional_text(fields, MEDIUM)?);
     let extra_keys = extra_keys(fields[EXTRA_KEYS], hashes.len(), lora_name, parent.is_none())?;
-    let group = optional_int(fields, GROUP)?.unwrap_or(0);
+    let group = group(fields)?.unwrap_or(0);
     let kind = optional_text(fields, KIND)?.map(Kind::of_spec);
     let window = optional_int(fields, WINDOW)?;
     optional_text(fields, SESSION)?;
@@ -184,8 +188,7 @@ fn removed<'a>(fields: &Raws<'a>) -> Read<Removed<'a>> {
         return Err(SkipReason::WrongType);
     }
     let tier = Tier::of_medium(optional_text(fields, MEDIUM)?);
-    let group = optional_int(fields, GROUP)?;
-    Ok(Removed { hashes, tier, group, remaining })
+    Ok(Removed { hashes, tier, group: group(fields)?, remaining })
 }
 
 fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
@@ -195,6 +198,11 @@ fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
 fn optional_int(fields: &Raws<'_>, field: usize) -> Read<Option<i64>> {
     let value = fields[field].map_or(Ok(None), |raw| raw.reader().optional_int().ok_or(SkipReason::WrongType))?;
     value.map(|value| i64::try_from(value).map_err(|_| SkipReason::WrongType)).transpose()
+}
+
+fn group(fields: &Raws<'_>) -> Read<Option<i64>> {
+    let group = optional_int(fields, GROUP)?;
+    if group.is_some_and(|group| !(0..MAX_GROUPS).contains(&group)) { Err(SkipReason::BadGroup) } else { Ok(group) }
 }
 
 fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {

@@ -180,6 +180,8 @@ fn reasons_to_skip() {
     assert_eq!(skipped(stored("token_ids", ints([1 << 32]))), (SkipReason::BadToken, false));
     assert_eq!(skipped(stored("block_size", Int(-1))), (SkipReason::BadBlockSize, false));
     assert_eq!(skipped(stored("block_size", Int(1 << 31))), (SkipReason::BadBlockSize, false));
+    assert_eq!(skipped(stored("group_idx", Int(-1))), (SkipReason::BadGroup, false));
+    assert_eq!(skipped(stored("group_idx", Int(256))), (SkipReason::BadGroup, false));
     assert_eq!(skipped(stored("medium", Int(1))), (SkipReason::WrongType, false));
     assert_eq!(skipped(stored("extra_keys", List(vec![Nil, Nil]))), (SkipReason::WrongType, false));
     assert_eq!(

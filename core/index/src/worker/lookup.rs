@@ -69,7 +69,7 @@ impl Worker {
         let has = |kinds: &[Kind]| rules.iter().any(|rule| kinds.contains(&rule.kind));
         let full_sizes_differ = full().min() != full().max();
         let partly_stored = has(&[Kind::Window, Kind::State]);
-        if full_sizes_differ || (partly_stored && (has(&[Kind::Chunked]) || self.reannouncing)) {
+        if full_sizes_differ || (partly_stored && (has(&[Kind::Chunked]) || self.reannouncing())) {
             return None;
         }
         Some(rules)

@@ -6,8 +6,8 @@
 //! * *Residence.* Engines store and remove one physical copy at a time, so copies are counted. `remaining` of a removal,
 //!   where sent, replaces the count.
 //! * *Re-announcing workers* announce hits as if they were stores, with no matching removals, so counts run too high.
-//!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks, until a clear or a
-//!   new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
+//!   From [`Worker::mark_reannouncing`] until a new epoch, and from the moment that GPU copies exceed the usable blocks
+//!   until a clear or a new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
 //! * *Placement.* A hash gets a key when its tokens and its parent's key are known; a known hash keeps its key. A store
 //!   whose parent has none waits (see [`parked`](crate::parked)). Sparse stores count as resident and are placed by
 //!   another group's event of the same hash. An offload store of an unknown hash that does not show its extra keys is
@@ -107,7 +107,10 @@ pub struct Worker {
     lost: bool,
     /// What is known may be out of date.
     suspended: bool,
-    reannouncing: bool,
+    /// More copies were announced than there are blocks.
+    overfull: bool,
+    /// A request that makes the engine announce its hits went to this worker.
+    marked_reannouncing: bool,
     /// A request with a salt or an image went to this worker.
     hidden_request: bool,
     /// Its dialect does not show salts and images.
@@ -128,7 +131,8 @@ impl Worker {
             emptied: Emptied::default(),
             lost: false,
             suspended: false,
-            reannouncing: false,
+            overfull: false,
+            marked_reannouncing: false,
             hidden_request: false,
             hides_keys: false,
         }
@@ -147,6 +151,8 @@ impl Worker {
     pub fn new_epoch(&mut self) {
         self.groups.clear();
         self.hides_keys = false;
+        self.marked_reannouncing = false;
+        self.hidden_request = false;
         self.empty();
         self.settle();
         self.counts.add(Counted::Epochs);
@@ -164,7 +170,7 @@ impl Worker {
 
     /// A request that makes the engine announce its hits goes to this worker.
     pub fn mark_reannouncing(&mut self) {
-        self.reannouncing = true;
+        self.marked_reannouncing = true;
     }
 
     /// A request with a salt or an image goes to this worker: if its dialect hides those, trust is `none`.
@@ -190,11 +196,15 @@ impl Worker {
         std::mem::take(&mut self.emptied)
     }
 
-    /// What a clear and a new epoch make good.
+    /// What a clear and a new epoch make good. Marks outlast a clear: an engine tells of it with its next step only, so
+    /// the request that was marked before may be served, and announced, after it.
     fn settle(&mut self) {
         self.lost = false;
-        self.reannouncing = false;
-        self.hidden_request = false;
+        self.overfull = false;
+    }
+
+    fn reannouncing(&self) -> bool {
+        self.overfull || self.marked_reannouncing
     }
 
     // -- events
@@ -248,7 +258,7 @@ impl Worker {
             self.store.add(place, tier, hash);
         }
         if tier == Tier::Gpu && self.facts.usable_blocks.is_some_and(|usable| self.store.totals().gpu_copies > usable) {
-            self.reannouncing = true;
+            self.overfull = true;
         }
         let run = event.run;
         if run.hashes.is_empty() {
@@ -291,11 +301,12 @@ impl Worker {
             Some(group) => self.store.place(tier, group).into_iter().collect(),
             None => self.store.places_of(tier),
         };
+        let reannouncing = self.reannouncing();
         for (at, hash) in event.hashes.iter().enumerate() {
             let left = event.remaining.as_ref().map(|counts| counts[at]);
             let mut known = false;
             for place in &places {
-                known |= self.store.remove(*place, tier, hash, left, self.reannouncing);
+                known |= self.store.remove(*place, tier, hash, left, reannouncing);
             }
             if !known {
                 self.counts.add(Counted::RemovedUnknown);
@@ -373,7 +384,7 @@ impl Worker {
             doubtful: totals.doubtful,
             placed: totals.placed,
             parked: self.parked.len() as u64,
-            reannouncing: self.reannouncing,
+            reannouncing: self.reannouncing(),
             suspended: self.suspended,
             counts: self.counts.clone(),
         }
