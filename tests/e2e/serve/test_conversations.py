@@ -158,7 +158,9 @@ async def test_a_sliding_window_model_is_credited_with_what_it_reports(fleet: Fl
         await fleet.applied("hybrid")
     assert sum(credit > 0 for credit in credited) >= 12, credited
     rows = await fleet.gateway.workers()
-    assert sum(rows[worker]["index"]["counts"]["removed"] for worker in ("h1", "h2")) > 0, "nothing was evicted"
+    # Summed: one of the two may have had room for all that came to it, and what never happened has no count.
+    removed = sum(rows[worker]["index"]["counts"].get("removed", 0) for worker in ("h1", "h2"))
+    assert removed > 0, "nothing was evicted"
     # The gateway's own audit saw the same.
     page = await fleet.gateway.metrics()
     for verdict, answers in (("right", 30), ("over", 0), ("under", 0)):
