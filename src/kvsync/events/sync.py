@@ -243,6 +243,8 @@ class KVSync:
         if status.state == "running":
             log.info("KV event sync runs")
         elif status.state == "waiting":
+            if self._settings.events.strict and self._task is None:
+                return  # nothing is routed: start() refuses, and says why
             log.error(
                 "KV event sync does not run; requests are routed without it. Unmet conditions:\n%s",
                 "\n".join(f"  - {sentence}" for sentence in status.unmet),

@@ -212,7 +212,7 @@ async def test_unmet_conditions_are_told_and_it_starts_by_itself_once_they_hold(
     await rig.sync.stop()
 
 
-async def test_strict_refuses_to_start() -> None:
+async def test_strict_refuses_to_start(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(settings(remote=False, endpoint=None, strict=True))
     with pytest.raises(KVSyncRefused) as refused:
         await rig.sync.start()
@@ -220,6 +220,16 @@ async def test_strict_refuses_to_start() -> None:
     for sentence in refused.value.unmet:
         assert sentence in str(refused.value)
     assert rig.managers == []
+    assert caplog.text == "", "the refusal says it all, and nothing is routed"
+
+
+async def test_strict_goes_on_when_a_condition_fails_later_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(settings(strict=True))
+    await rig.sync.start()
+    await rig.sync.update(settings(remote=False, strict=True))
+    assert rig.sync.status().state == "waiting"
+    assert caplog.text.count("requests are routed without it") == 1
+    await rig.sync.stop()
 
 
 async def test_a_probe_that_hangs_is_a_tokenizer_that_does_not_answer() -> None:
