@@ -66,6 +66,8 @@ class _Followed:
         self.overdue_since = now
         """Since when a connection is waited for, or when the wait was last reported."""
         self.overdue = False
+        self.refused = False
+        """Somebody answered in place of the engine since it was last connected."""
         self.logged: State | None = None
         self.applied: int | None = None
         """The last number that the sink has taken."""
@@ -364,12 +366,16 @@ class Reader:
             followed.reconnect_attempts += 1
         elif link is Link.REFUSED:
             followed.errors["handshake"] += 1
+            if not followed.refused:
+                followed.refused = True
+                if followed.overdue:  # said before this was known
+                    self._log_overdue(followed)
         elif link is Link.DOWN and followed.connected:
             self._disconnected(followed, now)
         elif link is Link.UP:
             followed.connected, followed.connected_since, followed.changed_at = True, time.time(), now
             followed.connections += 1
-            followed.overdue = False
+            followed.overdue = followed.refused = False
             self._carry_out(followed, followed.stream.connected(now))
             self._log_state(followed)
             if followed.connections > 1:
@@ -397,7 +403,7 @@ class Reader:
                 followed.errors["connect_timeout"] += 1
                 followed.overdue_since = now
                 if not followed.overdue:
-                    log.warning("%s: no connection to %s yet", followed.target.worker, followed.target.events)
+                    self._log_overdue(followed)
                 followed.overdue = True
                 self._relocate(followed.target.engine)
         self._carry_out(followed, followed.stream.tick(now, followed.served_at))
@@ -417,7 +423,7 @@ class Reader:
                 case Forget():
                     self._hand_over()
                     self._sink.forget(worker)
-                    self._throttle.log(logging.INFO, f"{worker} forget", "%s: its blocks are forgotten", worker)
+                    self._log_forgotten(followed)
                 case NewEpoch():
                     self._hand_over()
                     self._sink.new_epoch(worker)
@@ -449,6 +455,19 @@ class Reader:
             self._poller.unregister(dealer)
             del self._by_socket[dealer]
             followed.sockets.stop_replay()
+
+    def _log_overdue(self, followed: _Followed) -> None:
+        why = ": something else answers there, without a ZMQ handshake" if followed.refused else ""
+        log.warning("%s: no connection to %s yet%s", followed.target.worker, followed.target.events, why)
+
+    def _log_forgotten(self, followed: _Followed) -> None:
+        worker = followed.target.worker
+        if followed.target.replay is None and followed.applied is None:  # nothing was known, and none can be asked for
+            level, what = logging.INFO, "what it published before is out of reach"
+        else:
+            level, what = logging.WARNING, "events are lost and its blocks forgotten"
+        until = "trust is partial until the engine clears its cache or restarts"
+        self._throttle.log(level, f"{worker} forget {level}", "%s: %s; %s", worker, what, until)
 
     def _log_state(self, followed: _Followed) -> None:
         state = followed.stream.state

@@ -83,7 +83,10 @@ async def test_a_number_that_was_never_published_is_stepped_over(fleet: Fleet) -
     assert fleet.sink.trust["a"] == "exact"
 
 
-async def test_a_truncated_buffer_makes_a_worker_partial(fleet: Fleet) -> None:
+UNTIL = "trust is partial until the engine clears its cache or restarts"
+
+
+async def test_a_truncated_buffer_makes_a_worker_partial(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     publisher = fleet.publisher(buffer_steps=5)
     for n in range(20):
         publisher.publish(n + 1)
@@ -92,6 +95,8 @@ async def test_a_truncated_buffer_makes_a_worker_partial(fleet: Fleet) -> None:
     await fleet.holds(range(16, 21))
     assert fleet.sink.trust["a"] == "partial"
     assert not fleet.status().whole
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    assert warning == f"a: events are lost and its blocks forgotten; {UNTIL}"
 
 
 async def test_a_replay_that_never_answers_is_given_up(fleet: Fleet) -> None:
@@ -106,11 +111,14 @@ async def test_a_replay_that_never_answers_is_given_up(fleet: Fleet) -> None:
     assert fleet.status().counts.replays_failed == len(publisher.requests) == 3
 
 
-async def test_an_engine_without_replay(fleet: Fleet) -> None:
+async def test_an_engine_without_replay(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvsync.events")
     publisher = fleet.publisher(replay_port=None)
     await fleet.follow(publisher)
     await fleet.live()
     assert fleet.sink.trust["a"] == "partial"
+    told = [(r.levelno, r.getMessage()) for r in caplog.records if UNTIL in r.getMessage()]
+    assert told == [(logging.INFO, f"a: what it published before is out of reach; {UNTIL}")]
     publisher.publish(1)
     await fleet.holds([1])
     assert fleet.sink.trust["a"] == "exact"
@@ -118,6 +126,8 @@ async def test_an_engine_without_replay(fleet: Fleet) -> None:
     publisher.publish(3)
     await fleet.holds([3])
     assert fleet.sink.trust["a"] == "partial"
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    assert warning == f"a: events are lost and its blocks forgotten; {UNTIL}"
 
 
 def reborn(fleet: Fleet, dead: Publisher, **options: Any) -> Publisher:
@@ -287,7 +297,7 @@ async def test_a_message_of_absurd_size_costs_its_connection_only(fleet: Fleet) 
 
 
 @pytest.mark.parametrize("kind", ["refused", "http", "black hole"])
-async def test_a_bad_engine_costs_only_itself(fleet: Fleet, kind: str) -> None:
+async def test_a_bad_engine_costs_only_itself(fleet: Fleet, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     good = fleet.publisher()
     async with bad_port(kind) as port:
         bad = replace(engine_of(good, "bad"), events=f"tcp://127.0.0.1:{port}", replay=f"tcp://127.0.0.1:{port}")
@@ -300,6 +310,14 @@ async def test_a_bad_engine_costs_only_itself(fleet: Fleet, kind: str) -> None:
         await fleet.until(lambda: fleet.status("bad").errors.get("connect_timeout", 0) >= 1)
         assert fleet.status("bad").state == "connecting"
         assert fleet.status("bad").counts.replays == 0
+        told = f"bad: no connection to tcp://127.0.0.1:{port} yet"
+        if kind == "refused":
+            await fleet.until(lambda: told in caplog.messages)
+            assert "something else answers" not in caplog.text
+        else:
+            told += ": something else answers there, without a ZMQ handshake"
+            await fleet.until(lambda: told in caplog.messages)
+            assert caplog.messages.count(told) == 1
 
 
 async def test_events_of_another_rank_are_for_the_index_to_drop() -> None:
