@@ -11,6 +11,9 @@ from kvsync.engine_sim.timing import TimeModel
 
 TINY_LLAMA = Path(__file__).parent / "data" / "tiny-llama"
 """A small tokenizer with a chat template, part of the package."""
+MOST_BLOCKS = 1 << 22
+"""Each is an object of this process; the largest real caches have some hundred thousand."""
+MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,9 @@ class SimConfig:
     def __post_init__(self) -> None:
         for name in ("blocks", "block_size", "data_parallel_size", "max_model_len", "max_num_seqs", "answer_tokens"):
             _at_least(name, getattr(self, name), 1)
+        for name, most in (("blocks", MOST_BLOCKS), ("data_parallel_size", MOST_RANKS)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, not {getattr(self, name)}")
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
         _at_least("buffer_steps", self.buffer_steps, 1)
         for name in ("port", "events_port", "replay_port"):

@@ -102,7 +102,7 @@ class Server:
             return await handler(request)
         except ApiError as error:
             return web.json_response(error.payload, status=error.status)
-        except EngineGone:
+        except (EngineGone, ConnectionResetError):  # the latter: the client is gone
             return _cut(request)
         except web.HTTPException as error:
             if error.status < 400:

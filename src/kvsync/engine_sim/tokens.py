@@ -241,7 +241,7 @@ def _tool_call(call: object) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             # As the engine: what is broken in the history must not break every later turn.
             arguments = {}
     return dict(call) | {"function": dict(function) | {"arguments": arguments or {}}}

@@ -82,4 +82,4 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "zmq", None)
     result = CliRunner().invoke(sim, PORTS)
     assert result.exit_code == 1
-    assert "install kvsync[sim]" in result.output
+    assert "pip install 'kvsync[sim]'" in result.output

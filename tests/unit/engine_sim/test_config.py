@@ -21,6 +21,8 @@ from tests.unit.engine_sim.support import drain
         ({"blocks": 1}, "usable"),
         ({"blocks": 0}, "blocks must be at least 1"),
         ({"block_size": 0}, "block_size must be at least 1"),
+        ({"blocks": 1 << 40}, "blocks must be at most 4194304"),
+        ({"data_parallel_size": 100_000}, "data_parallel_size must be at most 1024"),
         ({"data_parallel_size": 0}, "data_parallel_size"),
         ({"max_model_len": 0}, "max_model_len"),
         ({"max_num_seqs": 0}, "max_num_seqs"),

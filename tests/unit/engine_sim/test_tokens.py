@@ -108,6 +108,13 @@ def test_a_template_can_not_reach_out(tmp_path: Path) -> None:
         tokenizer.render([USER])
 
 
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000, "9" * 5000, "NaN", '"\\ud800"'])
+def test_tool_arguments_that_are_no_object_do_no_harm(tmp_path: Path, arguments: str) -> None:
+    tokenizer = with_template(tmp_path, "{{ messages[0].tool_calls | length }}")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert tokenizer.render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "1"
+
+
 def test_history_reaches_the_template_in_the_engines_shape(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, "{{ messages | tojson }}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
