@@ -20,7 +20,6 @@ from kvsync.telemetry.metrics import Metrics
 
 _EVENT_TYPES: Final = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
 """The index's counts that AIBrix counts by event type."""
-_METRIC_STATES: Final = {"off": "off", "waiting": "waiting", "running": "on"}
 
 
 class Report:
@@ -105,7 +104,7 @@ class Report:
         return workers
 
     def _scrape(self) -> None:
-        self._metrics.kv_sync(_METRIC_STATES[self._kv_sync.status().state])
+        self._metrics.kv_sync(self._kv_sync.status().state)
         remote = self._tokenizing()["remote"]
         if remote is not None:
             self._metrics.tokenizers(remote["active"], remote["taken_out"])

@@ -31,7 +31,7 @@ GONE: Final = "gone"
 """Stands for every worker that is not there any more."""
 TRUSTS: Final = ("exact", "partial", "none")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
-KV_SYNC_STATES: Final = ("off", "waiting", "on")
+KV_SYNC_STATES: Final = ("off", "waiting", "running")
 
 
 class Metrics:
@@ -218,7 +218,7 @@ class Metrics:
         for known in KV_SYNC_STATES:
             self._kv_sync(known).set(known == state)
         if self._prefix_cache is not None:
-            self._prefix_cache.indexer(state == "on")
+            self._prefix_cache.indexer(state == "running")
 
     def indexed(self, worker: str, trust: str, blocks: int, counts: Mapping[str, int]) -> None:
         """What the index says of a worker; totals by reason."""

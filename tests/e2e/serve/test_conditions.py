@@ -110,7 +110,7 @@ async def test_what_is_missing_is_named_and_requests_are_routed(place: Place, tm
             assert (decision.record["policy"], decision.record["mode"]) == ("kv-aware", "load-only")
         page = await gateway.metrics()
         assert page.total("kvsync_kv_sync", state=case.state) == 1
-        assert page.total("kvsync_kv_sync", state="on") == 0
+        assert page.total("kvsync_kv_sync", state="running") == 0
         assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 0
         assert page.total("aibrix_prefix_cache_routing_decisions_total", using_kv_sync="false") == 2
         assert page.total("aibrix_prefix_cache_routing_decisions_total", using_kv_sync="true") == 0
@@ -142,7 +142,7 @@ async def test_everything_set_means_credit_and_prefix_cache_metrics(place: Place
         assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="sync") == 1
         assert page.total("aibrix_prefix_cache_indexer_status", indexer_type="local") == 0
         assert page.total("aibrix_prefix_cache_routing_latency_seconds_count", model="tiny") == 2
-        assert page.total("kvsync_kv_sync", state="on") == 1
+        assert page.total("kvsync_kv_sync", state="running") == 1
 
 
 async def test_without_the_switch_there_are_no_prefix_cache_metrics(place: Place, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from inspect import getsource
 from pathlib import Path
+from typing import get_args
 
 from kvsync.events import decode
 from kvsync.events.stream import Counts
+from kvsync.events.sync import SyncState
 from kvsync.index import placement, worker
 from kvsync.telemetry.metrics import KV_SYNC_STATES, STREAM_STATES, TRUSTS, Metrics
 from tests.unit.telemetry.test_metrics import everything
@@ -42,6 +44,7 @@ def test_every_metric_is_listed_with_its_labels_and_nothing_else_is() -> None:
 
 def test_states_are_all_named() -> None:
     listed = table(PAGE)
+    assert set(KV_SYNC_STATES) == set(get_args(SyncState))
     assert set(KV_SYNC_STATES) <= codes(listed["kvsync_kv_sync"][1])
     assert set(TRUSTS) <= codes(listed["kvsync_worker_trust"][1])
     assert set(STREAM_STATES) <= codes(listed["kvsync_stream_state"][1])

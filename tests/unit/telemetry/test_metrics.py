@@ -31,7 +31,7 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.in_flight(3)
     metrics.tokenized(model, "remote", None, 0.002)
     metrics.tokenizers(2, 1)
-    metrics.kv_sync("on")
+    metrics.kv_sync("running")
     metrics.indexed(worker, "partial", 77, {"orphans": 5})
     metrics.streamed(
         worker,
@@ -145,7 +145,7 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("worker_queued_prefill_tokens", {"worker": "w"}, 400),
     ("tokenized_total", {"source": "remote", "reason": ""}, 1),
     ("tokenizing_seconds_count", {"source": "remote"}, 1),
-    ("kv_sync", {"state": "on"}, 1),
+    ("kv_sync", {"state": "running"}, 1),
     ("kv_sync", {"state": "waiting"}, 0),
     ("worker_trust", {"worker": "w", "trust": "partial"}, 1),
     ("worker_trust", {"worker": "w", "trust": "exact"}, 0),
