@@ -75,7 +75,7 @@ def watch(events: str, replay: str | None, from_seq: int | None, as_json: bool, 
 
     \b
     kvsync watch tcp://10.0.0.7:5557
-    kvsync watch tcp://10.0.0.7:5557 --replay tcp://10.0.0.7:5558
+    kvsync watch tcp://10.0.0.7:5557 --replay tcp://10.0.0.7:6557
     kvsync watch tcp://[fd00::7]:5557 --json | jq .block_hashes
     """
     if from_seq is not None and replay is None:
