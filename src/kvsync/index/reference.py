@@ -11,14 +11,15 @@ Residence
 
 Re-announcing workers
     ``kv_cache_report_mode=full`` announces hits as if they were stores, with no matching removals, so counts run too
-    high. From :meth:`mark_reannouncing` until a new epoch, and from the moment that a worker's GPU copies exceed its
-    usable blocks until a clear or a new epoch: the first removal of a block ends its credit. While copies remain it is
+    high. From :meth:`mark_reannouncing`, or from the moment that a worker's GPU copies exceed its usable blocks, until
+    a clear or a new epoch: the first removal of a block ends its credit. While copies remain it is
     *doubtful* (expected, not credit) until a store holds it again. With window or state groups trust is ``none``: there
     such a worker announces blocks that it does not hold.
 
 Marks
-    of requests that make events say less outlast a clear: an engine tells of it with its next step only, so the
-    request that was marked before may be served, and announced, after it.
+    of requests that make events say less (:meth:`mark_reannouncing`, :meth:`mark_hidden_keys`) end with a clear, but
+    not with one in the first batch after the mark: an engine tells of a clear with its next step only, so that one may
+    be older than the request and stand before the blocks of the very request that was marked.
 
 Placement
     An engine hash gets a block key when its tokens are known (tokens = hashes × block size) and its parent's key is; a
@@ -154,13 +155,13 @@ class ReferenceIndex:
         """A request with ``kv_cache_report_mode=full`` goes to this worker."""
         with self._lock:
             if worker in self._workers:
-                self._workers[worker].marked_reannouncing = True
+                self._workers[worker].mark(reannouncing=True)
 
     def mark_hidden_keys(self, worker: str) -> None:
         """A request with a salt or an image goes to this worker: if its dialect hides those, trust is ``none``."""
         with self._lock:
             if worker in self._workers:
-                self._workers[worker].hidden_request = True
+                self._workers[worker].mark(hides_keys=True)
 
     def match(
         self,

@@ -90,8 +90,7 @@ class Worker:
     def _start_epoch(self) -> None:
         self.groups: dict[int, _Group] = {}
         self.hides_keys = False
-        self.marked_reannouncing = False
-        self.hidden_request = False
+        self._unmark()
         self._empty()
         self._settle()
 
@@ -108,6 +107,18 @@ class Worker:
         self.overfull = False
         """More copies were announced than there are blocks."""
 
+    def _unmark(self) -> None:
+        self.marked_reannouncing = False
+        self.hidden_request = False
+        self.fresh_mark = False
+        """No batch was applied since a request was marked."""
+
+    def mark(self, *, reannouncing: bool = False, hides_keys: bool = False) -> None:
+        """A request that makes events say less goes to this worker."""
+        self.marked_reannouncing |= reannouncing
+        self.hidden_request |= hides_keys
+        self.fresh_mark = True
+
     @property
     def reannouncing(self) -> bool:
         return self.overfull or self.marked_reannouncing
@@ -122,6 +133,8 @@ class Worker:
     def clear(self) -> None:
         self._empty()
         self._settle()
+        if not self.fresh_mark:
+            self._unmark()
         self.counts["cleared"] += 1
 
     def new_epoch(self) -> None:
@@ -146,6 +159,7 @@ class Worker:
         self.counts["batches"] += 1
         for event in batch.events:
             self._event(event)
+        self.fresh_mark = False
 
     def _event(self, event: KVEvent | SkippedEvent) -> None:
         match event:

@@ -6,8 +6,9 @@
 //! * *Residence.* Engines store and remove one physical copy at a time, so copies are counted. `remaining` of a removal,
 //!   where sent, replaces the count.
 //! * *Re-announcing workers* announce hits as if they were stores, with no matching removals, so counts run too high.
-//!   From [`Worker::mark_reannouncing`] until a new epoch, and from the moment that GPU copies exceed the usable blocks
-//!   until a clear or a new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
+//!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks, until a clear or a
+//!   new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
+//! * *Marks* of requests end with a clear, but not with one in the first batch after the mark.
 //! * *Placement.* A hash gets a key when its tokens and its parent's key are known; a known hash keeps its key. A store
 //!   whose parent has none waits (see [`parked`](crate::parked)). Sparse stores count as resident and are placed by
 //!   another group's event of the same hash. An offload store of an unknown hash that does not show its extra keys is
@@ -113,6 +114,8 @@ pub struct Worker {
     marked_reannouncing: bool,
     /// A request with a salt or an image went to this worker.
     hidden_request: bool,
+    /// No batch was applied since a request was marked.
+    fresh_mark: bool,
     /// Its dialect does not show salts and images.
     hides_keys: bool,
 }
@@ -134,6 +137,7 @@ impl Worker {
             overfull: false,
             marked_reannouncing: false,
             hidden_request: false,
+            fresh_mark: false,
             hides_keys: false,
         }
     }
@@ -151,8 +155,7 @@ impl Worker {
     pub fn new_epoch(&mut self) {
         self.groups.clear();
         self.hides_keys = false;
-        self.marked_reannouncing = false;
-        self.hidden_request = false;
+        self.unmark();
         self.empty();
         self.settle();
         self.counts.add(Counted::Epochs);
@@ -171,16 +174,21 @@ impl Worker {
     /// A request that makes the engine announce its hits goes to this worker.
     pub fn mark_reannouncing(&mut self) {
         self.marked_reannouncing = true;
+        self.fresh_mark = true;
     }
 
     /// A request with a salt or an image goes to this worker: if its dialect hides those, trust is `none`.
     pub fn mark_hidden_keys(&mut self) {
         self.hidden_request = true;
+        self.fresh_mark = true;
     }
 
     fn clear(&mut self) {
         self.empty();
         self.settle();
+        if !self.fresh_mark {
+            self.unmark();
+        }
         self.counts.add(Counted::Cleared);
     }
 
@@ -196,11 +204,16 @@ impl Worker {
         std::mem::take(&mut self.emptied)
     }
 
-    /// What a clear and a new epoch make good. Marks outlast a clear: an engine tells of it with its next step only, so
-    /// the request that was marked before may be served, and announced, after it.
+    /// What a clear and a new epoch make good.
     fn settle(&mut self) {
         self.lost = false;
         self.overfull = false;
+    }
+
+    fn unmark(&mut self) {
+        self.marked_reannouncing = false;
+        self.hidden_request = false;
+        self.fresh_mark = false;
     }
 
     fn reannouncing(&self) -> bool {
@@ -242,6 +255,7 @@ impl Worker {
                 }
             }
         }
+        self.fresh_mark = false;
     }
 
     fn stored(&mut self, event: Stored<'_>) {
