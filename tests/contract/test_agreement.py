@@ -240,7 +240,7 @@ def test_streams_of_every_dialect() -> None:
         batches stored removed cleared forgotten epochs wrong_rank unknown_medium removed_unknown unplaced
         waiting_offload parked undecodable_not_msgpack skipped_unknown_tag skipped_no_tag skipped_not_an_event
         skipped_missing_field skipped_wrong_type skipped_bad_hash skipped_bad_token
-        skipped_bad_block_size skipped_bad_group
+        skipped_bad_block_size skipped_bad_group doubtful_dropped
     """
     states = {
         "doubtful",

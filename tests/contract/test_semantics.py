@@ -41,6 +41,10 @@ def counts(index: Index) -> dict[str, int]:
     return index.stats()["workers"][W]["counts"]  # type: ignore[index, no-any-return]
 
 
+def states(index: Index) -> dict[str, Any]:
+    return index.stats()["workers"][W]  # type: ignore[index, no-any-return]
+
+
 # -- lookups
 
 
@@ -235,6 +239,29 @@ def test_reannouncing_worker_loses_credit_at_the_first_removal(fed: Callable[...
     assert look(index, range(9)) == Match(8, 0, {"gpu": 8}, "exact")
     index.apply(W, batch(removed([2]), removed([2])))
     assert look(index, range(9)) == Match(4, 0, {"gpu": 4}, "exact")
+
+
+@pytest.mark.parametrize(("facts", "most"), [({"usable_blocks": 3}, 3), ({}, 65_536)])
+def test_doubtful_blocks_are_no_more_than_the_engine_has(
+    fed: Callable[..., Index], facts: dict[str, int], most: int
+) -> None:
+    """A re-announced block that is evicted leaves a copy behind that no event ever takes away."""
+    index = fed(stored(["held"], range(4)), **facts)
+    index.mark_reannouncing(W)
+    for first in range(0, most, 4096):
+        some = range(first, min(most, first + 4096))
+        index.apply(W, batch(*(event for h in some for event in (ghost(h), ghost(h), removed([h])))))
+    assert states(index)["doubtful"] == most
+    index.apply(W, batch(ghost(most), ghost(most), removed([most])))
+    assert (states(index)["doubtful"], states(index)["blocks"]) == (0, 1)
+    assert counts(index)["doubtful_dropped"] == most + 1
+    assert look(index, range(5)) == Match(4, 0, {"gpu": 4}, "exact")
+    index.apply(W, batch(removed([0]), ghost(0)))
+    assert (counts(index)["removed_unknown"], credit(index, [0, 7, 7, 7, 7])) == (1, 4)
+
+
+def ghost(number: int) -> Any:
+    return stored([number], [number, 7, 7, 7])
 
 
 def test_more_copies_than_blocks_means_reannouncing(fed: Callable[..., Index]) -> None:

@@ -34,6 +34,8 @@ counted! {
     UnknownMedium = "unknown_medium",
     /// Removals of a block that was not known to be there.
     RemovedUnknown = "removed_unknown",
+    /// Doubtful blocks dropped because they were more than the engine can hold.
+    DoubtfulDropped = "doubtful_dropped",
     /// Stores that can't be placed: sparse, or of another block size than their group's.
     Unplaced = "unplaced",
     /// Offload stores of unknown hashes that don't show their extra keys.
@@ -110,7 +112,11 @@ impl Counts {
     }
 
     pub(crate) fn add(&mut self, counted: impl Into<Counted>) {
-        self.0[counted.into() as usize] += 1;
+        self.add_many(counted, 1);
+    }
+
+    pub(crate) fn add_many(&mut self, counted: impl Into<Counted>, times: u64) {
+        self.0[counted.into() as usize] += times;
     }
 
     /// How often.

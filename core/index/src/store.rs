@@ -204,11 +204,35 @@ impl Store {
         let now = left.map_or(had.count() - 1, u64::from);
         let doubtful = now > 0 && (had.doubtful() || (doubt && left.is_none()));
         self.set_copies(place, tier, slot, Copies(now | if doubtful { Copies::DOUBT } else { 0 }));
+        self.free_if_gone(slot);
+        true
+    }
+
+    fn free_if_gone(&mut self, slot: Slot) {
         if self.blocks[slot.at()].places == 0 {
             self.unplace(slot);
             self.free(slot);
         }
-        true
+    }
+
+    /// Drop every doubtful block from its place; returns how many that were.
+    pub(crate) fn drop_doubtful(&mut self) -> u64 {
+        let places: Vec<_> = self.places.iter().map(|((tier, _), place)| (*tier, *place)).collect();
+        let before = self.totals.doubtful;
+        for (tier, place) in places {
+            let slots: Vec<Slot> = if place == Place::HOME {
+                (0..self.blocks.len()).map(|at| Slot(at as u32)).collect()
+            } else {
+                self.side[place.0 - 1].keys().copied().collect()
+            };
+            for slot in slots {
+                if self.copies(place, slot).doubtful() {
+                    self.set_copies(place, tier, slot, Copies::default());
+                    self.free_if_gone(slot);
+                }
+            }
+        }
+        before
     }
 
     // -- names

@@ -12,9 +12,11 @@ Residence
 Re-announcing workers
     ``kv_cache_report_mode=full`` announces hits as if they were stores, with no matching removals, so counts run too
     high. From :meth:`mark_reannouncing`, or from the moment that a worker's GPU copies exceed its usable blocks, until
-    a clear or a new epoch: the first removal of a block ends its credit. While copies remain it is
-    *doubtful* (expected, not credit) until a store holds it again. With window or state groups trust is ``none``: there
-    such a worker announces blocks that it does not hold.
+    a clear or a new epoch: the first removal of a block ends its credit. While copies remain it is *doubtful*
+    (expected, not credit) until a store holds it again. With window or state groups trust is ``none``: there such a
+    worker announces blocks that it does not hold. A block that was announced again and evicted leaves a copy behind
+    that no event takes away, so doubtful blocks beyond the number of usable ones (``MOST_DOUBTFUL`` where that is
+    unknown) are all dropped, counted.
 
 Marks
     of requests that make events say less (:meth:`mark_reannouncing`, :meth:`mark_hidden_keys`) end with a clear, but

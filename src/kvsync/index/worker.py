@@ -40,6 +40,10 @@ def _tier(medium: str | None) -> Tier | None:
     return "gpu" if medium is None else _TIERS.get(medium.casefold())
 
 
+MOST_DOUBTFUL: Final = 65_536
+"""Where the number of usable blocks is unknown."""
+
+
 class _Group:
     """What the events tell of one KV-cache group."""
 
@@ -235,6 +239,18 @@ class Worker:
             gone = [self._remove(tier, group, engine_hash, left) for group in groups]
             if not any(gone):
                 self.counts["removed_unknown"] += 1
+        if sum(len(r.doubtful) for r in self.residence.values()) > (self.usable_blocks or MOST_DOUBTFUL):
+            self._drop_doubtful()
+
+    def _drop_doubtful(self) -> None:
+        for (tier, _), residence in self.residence.items():
+            for engine_hash in residence.doubtful:
+                copies = residence.copies.pop(engine_hash)
+                if tier == "gpu":
+                    self.gpu_copies -= copies
+                self._left(engine_hash)
+                self.counts["doubtful_dropped"] += 1
+            residence.doubtful.clear()
 
     def _remove(self, tier: Tier, group: int, engine_hash: EngineHash, left: int | None) -> bool:
         """One copy less (or ``left`` copies left); False when the block was not known to be there."""
@@ -252,11 +268,15 @@ class Worker:
             return True
         del residence.copies[engine_hash]
         residence.doubtful.discard(engine_hash)
+        self._left(engine_hash)
+        return True
+
+    def _left(self, engine_hash: EngineHash) -> None:
+        """One tier and group holds no copy of it any more."""
         self.places[engine_hash] -= 1
         if not self.places[engine_hash]:
             del self.places[engine_hash]
             self.placement.unplace(engine_hash)
-        return True
 
     # -- lookups
 

@@ -8,6 +8,7 @@
 //! * *Re-announcing workers* announce hits as if they were stores, with no matching removals, so counts run too high.
 //!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks, until a clear or a
 //!   new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
+//!   Doubtful blocks beyond the number of usable ones are dropped: no event ever takes them away.
 //! * *Marks* of requests end with a clear, but not with one in the first batch after the mark.
 //! * *Placement.* A hash gets a key when its tokens and its parent's key are known; a known hash keeps its key. A store
 //!   whose parent has none waits (see [`parked`](crate::parked)). Sparse stores count as resident and are placed by
@@ -30,6 +31,9 @@ use crate::store::Store;
 use crate::wire::Batch;
 
 pub use lookup::{Match, Trust};
+
+/// Doubtful blocks of a worker whose usable blocks are unknown.
+const MOST_DOUBTFUL: u64 = 65_536;
 
 /// What is known of an engine apart from its events. Figures are at least 1.
 #[derive(Debug, Clone, Default)]
@@ -325,6 +329,10 @@ impl Worker {
             if !known {
                 self.counts.add(Counted::RemovedUnknown);
             }
+        }
+        if self.store.totals().doubtful > self.facts.usable_blocks.unwrap_or(MOST_DOUBTFUL) {
+            let dropped = self.store.drop_doubtful();
+            self.counts.add_many(Counted::DoubtfulDropped, dropped);
         }
     }
 
