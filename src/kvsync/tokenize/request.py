@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 Side: TypeAlias = Literal["left", "right"]
 
-MAX_TEXTS: Final = 128
-"""Text prompts of one request that are tokenized; a longer list is routed by load."""
+MAX_PROMPTS: Final = 128
+"""Prompts of one request that are looked up, texts or token ids; a longer list is routed by load."""
 
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 _TEXT_FIELDS: Final = ("text", "refusal", "thinking")
@@ -192,11 +192,11 @@ def _read_completion(body: Mapping[str, Any], flags: dict[str, Any]) -> Reading:
         return Reading(works=(Text(prompt, special),), **flags)
     if not isinstance(prompt, list) or not prompt:
         raise _Refused("invalid_request")
+    if isinstance(prompt[0], str | list) and len(prompt) > MAX_PROMPTS:
+        raise _Refused("too_many_prompts")
     if isinstance(prompt[0], str):
         if not all(isinstance(p, str) for p in prompt):
             raise _Refused("invalid_request")
-        if len(prompt) > MAX_TEXTS:
-            raise _Refused("too_many_prompts")
         return Reading(works=tuple(Text(p, special) for p in prompt), **flags)
     lists = prompt if isinstance(prompt[0], list) else [prompt]
     if not all(isinstance(p, list) and p for p in lists):
@@ -390,4 +390,4 @@ def _dicts(root: object) -> Iterator[Mapping[str, Any] | None]:
             stack.extend(item for item in node if isinstance(item, dict | list))
 
 
-__all__ = ["MAX_TEXTS", "Chat", "Reading", "Side", "Text", "Truncation", "Work", "pack_ids", "read_request"]
+__all__ = ["MAX_PROMPTS", "Chat", "Reading", "Side", "Text", "Truncation", "Work", "pack_ids", "read_request"]

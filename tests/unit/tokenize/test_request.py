@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsync.tokenize.request import MAX_TEXTS, Chat, Text, Truncation, pack_ids, read_request
+from kvsync.tokenize.request import MAX_PROMPTS, Chat, Text, Truncation, pack_ids, read_request
 from tests.unit.tokenize.support import pack
 
 COMPLETIONS = "/v1/completions"
@@ -69,8 +69,10 @@ class TestCompletions:
         assert read_request(COMPLETIONS, {"prompt": "a", "prompt_embeds": []}).reason is None
 
     def test_very_many_texts_are_routed_by_load(self) -> None:
-        assert len(read_request(COMPLETIONS, {"prompt": ["a"] * MAX_TEXTS}).works) == MAX_TEXTS
-        assert read_request(COMPLETIONS, {"prompt": ["a"] * (MAX_TEXTS + 1)}).reason == "too_many_prompts"
+        assert len(read_request(COMPLETIONS, {"prompt": ["a"] * MAX_PROMPTS}).works) == MAX_PROMPTS
+        assert read_request(COMPLETIONS, {"prompt": ["a"] * (MAX_PROMPTS + 1)}).reason == "too_many_prompts"
+        assert len(read_request(COMPLETIONS, {"prompt": [[1]] * MAX_PROMPTS}).ids) == MAX_PROMPTS
+        assert read_request(COMPLETIONS, {"prompt": [[1]] * (MAX_PROMPTS + 1)}).reason == "too_many_prompts"
 
 
 class TestChat:
