@@ -193,7 +193,9 @@ class App:
         events = self.settings.events.model_copy(update={"enabled": settings.events.enabled})
         await self.kv_sync.update(self.settings.model_copy(update={"events": events}))
 
-    def _answered(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
+    def _answered(
+        self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
+    ) -> None:
         self.audit.observe(decision, status, usage)
         self.metrics.model_answered(decision.model, status)
         if status == 200:

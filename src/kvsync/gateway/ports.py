@@ -17,6 +17,7 @@ JsonObject: TypeAlias = dict[str, object]
 Outcome: TypeAlias = Literal[
     "ok",
     "engine_error",
+    "request_error",
     "client_gone",
     "connect_refused",
     "connect_timeout",
@@ -29,8 +30,8 @@ Outcome: TypeAlias = Literal[
     "upstream_died",
     "shutdown",
 ]
-"""How one try at one worker ended. ``ok`` and ``engine_error`` (status ≥ 400) are whole answers; ``upstream_died`` and
-``idle_timeout`` cut an answer short; ``reset`` and ``bad_answer`` come before the status line."""
+"""How one try at one worker ended. ``ok``, ``request_error`` (4xx) and ``engine_error`` (5xx) are whole answers;
+``upstream_died`` and ``idle_timeout`` cut an answer short; ``reset`` and ``bad_answer`` come before the status line."""
 
 
 class Fleet(Protocol):
@@ -68,8 +69,11 @@ class Routing(Protocol):
 
 
 class OnAnswer(Protocol):
-    def __call__(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
-        """A whole answer went through. ``usage`` is the last usage object in it, where one was found."""
+    def __call__(
+        self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
+    ) -> None:
+        """A whole answer went through. ``tokenized`` is the request with its prompts (the decision's has none);
+        ``usage`` is the last usage object in the answer, where one was found."""
 
 
 class Telemetry(Protocol):

@@ -309,12 +309,12 @@ class Exchange:
     def on_end(self) -> None:
         self._connection = None
         status = self._status
-        self._release("ok" if status < 400 else "engine_error")
+        self._release("ok" if status < 400 else "request_error" if status < 500 else "engine_error")
         self._over = True
         self._client.end()
         proxy = self._proxy
         proxy.telemetry.answered(self._route.path, status, proxy.loop.time() - self._since, "engine")
-        proxy.on_answer(self._decision, status, self._usage.find() if status == 200 else None)
+        proxy.on_answer(self._decision, self._tokenized, status, self._usage.find() if status == 200 else None)
 
     def on_lost(self, outcome: Outcome) -> None:
         connection, self._connection = self._connection, None

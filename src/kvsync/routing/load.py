@@ -16,7 +16,7 @@ from kvsync.routing.decision import Load
 
 UNREACHABLE = frozenset({"connect_refused", "connect_timeout", "connect_failed", "tls_failed", "reset"})
 """Outcomes after which a worker rests. An engine that answers, errors included, is reachable."""
-ANSWERED = frozenset({"ok", "engine_error"})
+ANSWERED = frozenset({"ok", "request_error", "engine_error"})
 
 FIRST_REST = 1.0
 LONGEST_REST = 30.0

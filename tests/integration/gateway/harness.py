@@ -319,7 +319,7 @@ async def house(
         tokenizing=tokenizing or AtOnce(),
         routing=routing,
         telemetry=counters,
-        on_answer=lambda decision, status, usage: answers.append((decision, status, usage)),
+        on_answer=lambda decision, _, status, usage: answers.append((decision, status, usage)),
         tls=gateway_tls,
     )
     await gateway.start()

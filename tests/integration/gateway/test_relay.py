@@ -147,7 +147,7 @@ async def test_answers_pass_unchanged(wire: bytes, status: int, body: bytes) -> 
             answer = await client.ask()
             assert (answer.status, answer.body, answer.whole) == (status, body, True)
         assert home.engine.connections == 1
-        expected = "ok" if status < 400 else "engine_error"
+        expected = "ok" if status < 400 else "request_error" if status < 500 else "engine_error"
         assert [ticket.ends for ticket in home.routing.tickets] == [[expected], [expected]]
 
 
