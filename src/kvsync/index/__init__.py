@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import cast
 
-from kvsync.index.match import Index, Match, Tier, Tokens, Trust
+from kvsync.index.match import Index, Match, Observation, Tier, Tokens, Trust
 from kvsync.index.reference import ReferenceIndex
 
 
@@ -26,4 +26,4 @@ PrefixIndex: type[Index] = _implementation()
 NATIVE = PrefixIndex is not ReferenceIndex
 """Whether it is the native core."""
 
-__all__ = ["NATIVE", "Index", "Match", "PrefixIndex", "Tier", "Tokens", "Trust"]
+__all__ = ["NATIVE", "Index", "Match", "Observation", "PrefixIndex", "Tier", "Tokens", "Trust"]

@@ -16,6 +16,10 @@ from kvsync.events.types import EventBatch, ExtraKey
 
 Tier: TypeAlias = Literal["gpu", "cpu", "storage"]
 Trust: TypeAlias = Literal["exact", "partial", "none"]
+Observation: TypeAlias = Literal["steady", "evicted", "unknown"]
+"""What :meth:`Index.observe` found of the credited blocks. ``steady``: held all the time since the match. ``evicted``:
+one of them, or what is known of the worker, went meanwhile. ``unknown``: the index can't say (the worker is not
+registered, serves another model, or has no block size yet)."""
 Tokens: TypeAlias = Buffer | Sequence[int]
 """A prompt: any contiguous buffer of native-endian uint32 (``array('I')``, numpy ``uint32``, or plain bytes whose
 length is a multiple of 4), or a sequence of ints."""
@@ -32,6 +36,9 @@ class Match:
     by_tier: Mapping[Tier, int] = field(default_factory=dict)
     """How ``credit`` divides over the tiers; tiers without tokens are absent."""
     trust: Trust = "exact"
+    as_of: int = field(default=0, compare=False)
+    """Where the worker's losses stood when this was answered; :meth:`Index.observe` wants it back. It says nothing of
+    the prompt: two matches are equal whatever theirs is."""
 
 
 class Index(Protocol):
@@ -40,6 +47,9 @@ class Index(Protocol):
     Not thread-safe by itself beyond this: one writer may call the mutating methods while other threads call ``match``;
     a match sees each worker's batch wholly or not at all. Mutating calls for an unregistered worker are ignored.
     """
+
+    def __init__(self, max_blocks: int | None = None) -> None:
+        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap."""
 
     def add_worker(
         self,
@@ -63,6 +73,10 @@ class Index(Protocol):
 
     def new_epoch(self, worker: str) -> None: ...
 
+    def relearn(self, worker: str) -> None: ...
+
+    def drops_last_block(self, worker: str) -> None: ...
+
     def suspend(self, worker: str) -> None: ...
 
     def resume(self, worker: str) -> None: ...
@@ -81,9 +95,26 @@ class Index(Protocol):
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
     ) -> dict[str, Match]: ...
 
+    def observe(
+        self,
+        worker: str,
+        tokens: Tokens,
+        model: str,
+        cached: int,
+        credit: int,
+        as_of: int,
+        until: float,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
+    ) -> Observation: ...
+
+    def expire(self, now: float) -> None: ...
+
     def block_sizes(self, model: str) -> dict[str, int]: ...
 
     def stats(self) -> dict[str, object]: ...
 
 
-__all__ = ["Index", "Match", "Tier", "Tokens", "Trust"]
+__all__ = ["Index", "Match", "Observation", "Tier", "Tokens", "Trust"]

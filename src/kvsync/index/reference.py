@@ -61,7 +61,7 @@ from typing_extensions import Buffer
 
 from kvsync.events.types import EventBatch, ExtraKey, Salt
 from kvsync.index.keys import KeyChain, packed, root_key
-from kvsync.index.match import Match, Tokens
+from kvsync.index.match import Match, Observation, Tokens
 from kvsync.index.worker import Worker
 
 LONGEST_TURN: Final = 0.001
@@ -73,7 +73,15 @@ run of batches lets go of the interpreter for a moment each millisecond. (The na
 class ReferenceIndex:
     """See :class:`kvsync.index.match.Index` for the face and the module for the rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int | None = None) -> None:
+        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap.
+
+        Raises:
+            ValueError: ``max_blocks`` is below 1.
+        """
+        if max_blocks is not None and max_blocks < 1:
+            raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
+        self._max_blocks = max_blocks
         self._workers: dict[str, Worker] = {}
         self._lock = Lock()
 
@@ -140,6 +148,19 @@ class ReferenceIndex:
             if worker in self._workers:
                 self._workers[worker].new_epoch()
 
+    def relearn(self, worker: str) -> None:
+        """Its batches come again from this epoch's number 0 on: drop what is known, begin again as ``exact``. The same
+        process: marks stay."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers[worker].relearn()
+
+    def drops_last_block(self, worker: str) -> None:
+        """As if registered with ``spec_decode="eagle"``: its answers show that it decodes with EAGLE or MTP."""
+        with self._lock:
+            if worker in self._workers:
+                self._workers[worker].eagle = True
+
     def suspend(self, worker: str) -> None:
         """What is known of this worker may be out of date (its stream is down, or a gap in it is being repaired): until
         :meth:`resume` its trust is ``none``, and what would be credit is expected."""
@@ -197,6 +218,28 @@ class ReferenceIndex:
                     chains[size] = KeyChain(root_key(model, adapter, size), prompt, size, extra)
                 matches[name] = worker.match(chains.get(size), count)
         return matches
+
+    def observe(
+        self,
+        worker: str,
+        tokens: Tokens,
+        model: str,
+        cached: int,
+        credit: int,
+        as_of: int,
+        until: float,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
+    ) -> Observation:
+        """Learn from an answer: its engine said that it had ``cached`` tokens of this prompt."""
+        with self._lock:
+            known = self._workers.get(worker)
+            return "unknown" if known is None or known.model != model or not known.block_size else "evicted"
+
+    def expire(self, now: float) -> None:
+        """Observed runs whose ``until`` is not after ``now`` end."""
 
     def block_sizes(self, model: str) -> dict[str, int]:
         """Tokens per block of each worker of ``model``; 0 before its first store."""

@@ -92,9 +92,12 @@ class Worker:
         self._start_epoch()
 
     def _start_epoch(self) -> None:
+        self._unmark()
+        self._begin()
+
+    def _begin(self) -> None:
         self.groups: dict[int, _Group] = {}
         self.hides_keys = False
-        self._unmark()
         self._empty()
         self._settle()
 
@@ -144,6 +147,10 @@ class Worker:
     def new_epoch(self) -> None:
         self._start_epoch()
         self.counts["epochs"] += 1
+
+    def relearn(self) -> None:
+        self._begin()
+        self.counts["relearned"] += 1
 
     # -- events
 
