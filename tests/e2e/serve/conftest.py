@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .fleet import Batches
+from tests.faults.fleet import Batches
 
 
 @pytest.fixture(scope="module")

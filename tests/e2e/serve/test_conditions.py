@@ -16,10 +16,10 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from .client import until
-from .fleet import Batches, Listed, models, sim
-from .gateway import Process, running
-from .words import asks, text
+from tests.faults.client import until
+from tests.faults.fleet import Batches, Listed, models, sim
+from tests.faults.gateway import Process, running
+from tests.faults.words import asks, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,11 +10,10 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.vllm.workload import Workload
-
-from .client import streamed
-from .fleet import SYNC, Batches, Listed, models, sim
-from .gateway import Gateway, running
-from .words import asks, assistant, text, tokens, user
+from tests.faults.client import streamed
+from tests.faults.fleet import SYNC, Batches, Listed, models, sim
+from tests.faults.gateway import Gateway, running
+from tests.faults.words import asks, assistant, text, tokens, user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

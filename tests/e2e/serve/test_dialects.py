@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.faults.client import Answer, streamed, until
+from tests.faults.fleet import SYNC
+from tests.faults.gateway import Decision, Gateway, running
+from tests.faults.words import tokens
 from tests.wire import ARRAY_LENGTHS, as_array, batch, stored
 
 from .captured import Ask, Batch, Dialect, dialects, question
-from .client import Answer, streamed, until
-from .fleet import SYNC
-from .gateway import Decision, Gateway, running
 from .scripted import ScriptedEngine
-from .words import tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

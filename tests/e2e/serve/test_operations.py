@@ -16,11 +16,10 @@ import pytest
 import pytest_asyncio
 
 from kvsync.engine_sim import TimeModel
-
-from .client import DEADLINE, events, until
-from .fleet import SYNC, Listed, models, sim
-from .gateway import Gateway, running, write
-from .words import tokens
+from tests.faults.client import DEADLINE, events, until
+from tests.faults.fleet import SYNC, Listed, models, sim
+from tests.faults.gateway import Gateway, running, write
+from tests.faults.words import tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from .client import Answer, until
-from .fleet import SYNC, Listed, models, sim
-from .gateway import Decision, Gateway, running
-from .metrics import Scrape
-from .words import tokens
+from tests.faults.client import Answer, until
+from tests.faults.fleet import SYNC, Listed, models, sim
+from tests.faults.gateway import Decision, Gateway, running
+from tests.faults.metrics import Scrape
+from tests.faults.words import tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

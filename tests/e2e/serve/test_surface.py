@@ -12,10 +12,9 @@ import pytest
 import pytest_asyncio
 
 from kvsync.engine_sim.config import TINY_LLAMA
-
-from .fleet import SYNC, Batches, Listed, sim
-from .gateway import Gateway, running
-from .words import asks, text, tokens
+from tests.faults.fleet import SYNC, Batches, Listed, sim
+from tests.faults.gateway import Gateway, running
+from tests.faults.words import asks, text, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,7 @@ from kvsync.events.contracts import Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
-from tests.integration.events.publisher import Publisher
+from tests.faults.publisher import Publisher
 
 SETTINGS = EventsSettings(
     replay_timeout=0.5, poll_timeout=0.02, heartbeat_interval=0.2, heartbeat_timeout=0.5, connect_timeout=1.0

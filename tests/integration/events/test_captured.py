@@ -10,8 +10,8 @@ from typing import Any
 import zmq
 
 from kvsync.index.reference import ReferenceIndex
+from tests.faults.publisher import END, Publisher
 from tests.integration.events.conftest import Fleet
-from tests.integration.events.publisher import END, Publisher
 
 CAPTURE = Path(__file__).parents[2] / "data" / "vllm" / "v0.32_basic.jsonl"
 

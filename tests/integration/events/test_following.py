@@ -13,9 +13,9 @@ import pytest
 
 from kvsync.events.types import BlockRemovedEvent, BlockStoredEvent, EventBatch
 from kvsync.index.reference import ReferenceIndex
+from tests.faults.network import Proxy, bad_port
+from tests.faults.publisher import Publisher, neighbours
 from tests.integration.events.conftest import SETTINGS, Fleet, engine_of
-from tests.integration.events.network import Proxy, bad_port
-from tests.integration.events.publisher import Publisher, neighbours
 
 
 @pytest.mark.parametrize("topic_frame", [True, False], ids=["since-0.26", "before-0.26"])

@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestServer
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
 from kvsync.events.sources import MAX_SOURCES_BYTES, HttpLocator
+from tests.faults.network import bad_port
 from tests.integration.events.conftest import Fleet, engine_of
-from tests.integration.events.network import bad_port
 
 
 class EngineHttp:

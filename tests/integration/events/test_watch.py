@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.events.publisher import Publisher
+from tests.faults.publisher import Publisher
 
 COMMAND = [sys.executable, "-c", "from kvsync.cli.watch import watch; watch(prog_name='kvsync watch')"]
 # Output is buffered as it is for people, whatever these tests themselves run with.

@@ -13,8 +13,7 @@ import pytest
 from kvsync.engine_sim import SimConfig, SimEngine, TimeModel
 from kvsync.engine_sim.events import CacheEvent
 from kvsync.engine_sim.publisher import Publisher
-
-from .metrics import Scrape
+from tests.faults.metrics import Scrape
 
 FAST: Final = TimeModel(speed=50)
 """An answer of twenty tokens takes ten milliseconds."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 import aiohttp
 import yaml
 
-from .client import DEADLINE, Answer, Body, Client, until
-from .metrics import Scrape
+from tests.faults.client import DEADLINE, Answer, Body, Client, until
+from tests.faults.metrics import Scrape
 
 START: Final = 90.0
 """Seconds for a start or an end of a process, on a machine that has much else to do."""
