@@ -1,29 +1,14 @@
-"""A running ``kvsync serve``: a process of its own, seen through its ports and its log."""
+"""A gateway seen through its two ports, whether it is a process of its own (``process.py``) or in this one
+(``serving.py``)."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import aiohttp
-import yaml
-
-from tests.faults.client import DEADLINE, Answer, Body, Client, until
-from tests.faults.metrics import Scrape
-
-START: Final = 90.0
-"""Seconds for a start or an end of a process, on a machine that has much else to do."""
-_PORTS: Final = re.compile(rb"requests on port (\d+), admin on port (\d+)")
-_LAYERS: Final = re.compile(r"AIBRIX_|KVSYNC_|ROUTING_ALGORITHM$")
+from .client import Answer, Body, Client, until
+from .metrics import Scrape
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,71 +26,10 @@ class Decision:
         return self.credit[self.worker]
 
 
-class Process:
-    """``python -m kvsync.cli serve`` with a configuration file; ports are the system's choice.
-
-    Args:
-        folder: for the file and the log.
-        environ: put on top of this process's environment, out of which the gateway's own settings are taken.
-    """
-
-    def __init__(self, folder: Path, config: Mapping[str, object], environ: Mapping[str, str]) -> None:
-        self.file = folder / "fleet.yaml"
-        self._log = folder / "gateway.log"
-        write(self.file, config)
-        command = [sys.executable, "-m", "kvsync.cli", "serve", "--config", str(self.file)]
-        command += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
-        inherited = {name: value for name, value in os.environ.items() if not _LAYERS.match(name)}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=inherited | dict(environ)
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    async def ports(self) -> tuple[int, int]:
-        """Of the data and the admin server, once both listen.
-
-        Raises:
-            AssertionError: the process ended, or does not listen in time.
-        """
-
-        async def look() -> re.Match[bytes] | None:
-            assert self._process.poll() is None, f"the gateway ended with {self._process.returncode}\n{self.log}"
-            return _PORTS.search(self._log.read_bytes())
-
-        found = await until(look, "the gateway's ports in its log", START)
-        return int(found[1]), int(found[2])
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    async def ended(self, deadline: float = START) -> int:
-        """The exit status, once there is one.
-
-        Raises:
-            subprocess.TimeoutExpired: not in time.
-        """
-        return await asyncio.to_thread(self._process.wait, deadline)
-
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that does not end it."""
-        self._process.terminate()
-        try:
-            await self.ended()
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise
-
-
 class Gateway:
     """The gateway's two ports."""
 
-    def __init__(self, process: Process, data: Client, admin: Client, url: str) -> None:
-        self.process = process
+    def __init__(self, data: Client, admin: Client, url: str) -> None:
         self.admin = admin
         self.url = url
         self._data = data
@@ -179,27 +103,3 @@ class Gateway:
 
 def _applied(row: Mapping[str, Any]) -> int:
     return int(row["index"].get("counts", {}).get("batches", 0))
-
-
-@asynccontextmanager
-async def running(
-    folder: Path, config: Mapping[str, object], environ: Mapping[str, str] | None = None
-) -> AsyncIterator[Gateway]:
-    """A gateway that takes requests."""
-    process = Process(folder, config, environ or {})
-    try:
-        port, admin_port = await process.ports()
-        timeout = aiohttp.ClientTimeout(total=2 * DEADLINE)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            url = f"http://127.0.0.1:{port}"
-            admin = Client(session, f"http://127.0.0.1:{admin_port}")
-            yield Gateway(process, Client(session, url), admin, url)
-    finally:
-        await process.stop()
-
-
-def write(file: Path, config: Mapping[str, object] | str) -> None:
-    """Replace a configuration file in one step, as an editor or a mounted volume does."""
-    beside = file.with_suffix(".new")
-    beside.write_text(config if isinstance(config, str) else yaml.safe_dump(dict(config), sort_keys=False))
-    beside.replace(file)

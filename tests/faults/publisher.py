@@ -1,4 +1,7 @@
-"""A scripted engine side of one event stream: real PUB and ROUTER sockets, with the faults that real ones have."""
+"""A scripted engine side of one event stream: real PUB and ROUTER sockets, with the faults that real ones have.
+
+As strict as vLLM: what is no replay request (an empty frame and eight bytes) gets no answer, and goes to ``refused``.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,7 @@ class Publisher:
         drop: numbers that a replay leaves out, each once for every time it stands in the list.
         end_marker: whether replays end properly.
         silent_replay: requests are taken and not answered.
+        cut_replay: a replay stops after so many batches, without its end.
     """
 
     def __init__(
@@ -70,7 +74,11 @@ class Publisher:
         self.drop: list[int] = []
         self.end_marker = True
         self.silent_replay = False
+        self.cut_replay: int | None = None
         self.requests: list[int] = []
+        """What replays were asked to begin with."""
+        self.refused: list[list[bytes]] = []
+        """Requests that are none: vLLM warns of them and answers nothing."""
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         bodies = bodies or [payload(started + seq, value) for seq, value in enumerate(already)]
         self._buffer.extend(enumerate(bodies))
@@ -97,6 +105,8 @@ class Publisher:
         self._wake.bind("inproc://wake")
         self._push = self._context.socket(zmq.PUSH)
         self._push.connect("inproc://wake")
+        self._moves = threading.Event()
+        self._moves.set()
         self.subscribed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -104,15 +114,38 @@ class Publisher:
     def publish(self, *hashes: int, rank: int | None = 0, removed: bool = False, lost: bool = False) -> int:
         """Publish one batch, or only buffer it as if the live side had dropped it. Returns its number."""
 
+        return self.send(
+            lambda seq: payload(self.started + seq, *hashes, rank=rank, removed=removed),
+            lost=lost,
+        )
+
+    @property
+    def published(self) -> int:
+        """Numbers given so far, the burnt ones included."""
+        return self._next
+
+    def send(self, body: bytes | Callable[[int], bytes], *, lost: bool = False) -> int:
+        """Publish one batch with any content (or one made for its number); else like :meth:`publish`."""
+
         def work() -> int:
             seq, self._next = self._next, self._next + 1
-            body = payload(self.started + seq, *hashes, rank=rank, removed=removed)
-            self._buffer.append((seq, body))
+            content = body if isinstance(body, bytes) else body(seq)
+            self._buffer.append((seq, content))
             if not lost:
-                self._pub.send_multipart([TOPIC, seq.to_bytes(8, "big"), body])
+                self._pub.send_multipart([TOPIC, seq.to_bytes(8, "big"), content])
             return seq
 
         return self._do(work)
+
+    def resend(self, *numbers: int) -> None:
+        """Send buffered batches on the live side, in this order: late, again, or in the wrong order."""
+
+        def work() -> None:
+            bodies = dict(self._buffer)
+            for seq in numbers:
+                self._pub.send_multipart([TOPIC, seq.to_bytes(8, "big"), bodies[seq]])
+
+        self._do(work)
 
     def burn(self) -> None:
         """A number that no batch gets."""
@@ -126,8 +159,16 @@ class Publisher:
         """Anything at all, on the live side."""
         self._do(lambda: self._pub.send_multipart(list(frames)))
 
+    def freeze(self) -> None:
+        """Stand still, as the thread of an engine that hangs: nothing is sent, answered or closed."""
+        self._moves.clear()
+
+    def thaw(self) -> None:
+        self._moves.set()
+
     def close(self) -> None:
         self._stop = True
+        self._moves.set()
         self._push.send(b"")
         self._thread.join()
         self._context.destroy(linger=0)
@@ -144,6 +185,7 @@ class Publisher:
             poller.register(part, zmq.POLLIN)
         while not self._stop:
             ready = dict(poller.poll())
+            self._moves.wait()
             if self._pub in ready and self._pub.recv()[:1] == b"\x01":
                 self.subscribed.set()
             if self._router in ready:
@@ -154,22 +196,26 @@ class Publisher:
                     self._work.popleft()()
 
     def _answer(self, frames: list[bytes]) -> None:
-        assert len(frames) == 3, frames  # vLLM answers nothing else
-        assert frames[1] == b""
-        assert len(frames[2]) == 8
+        if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
+            self.refused.append(frames)
+            return
         start = int.from_bytes(frames[2], "big")
         self.requests.append(start)
         if self.silent_replay:
             return
         lead = [frames[0], b""] + ([TOPIC] if self.topic_frame else [])
+        left = self.cut_replay
         for seq, body in list(self._buffer):
             if seq < start:
                 continue
+            if left == 0:
+                return
+            left = None if left is None else left - 1
             if seq in self.drop:
                 self.drop.remove(seq)
                 continue
             self._router.send_multipart([*lead, seq.to_bytes(8, "big"), body])
-        if self.end_marker:
+        if self.end_marker and left != 0:
             end_lead = [frames[0], b""] + ([b""] if self.topic_frame else [])
             self._router.send_multipart([*end_lead, END, b""])
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from tests.faults.client import until
 from tests.faults.fleet import Batches, Listed, models, sim
-from tests.faults.gateway import Process, running
+from tests.faults.process import Process, running
 from tests.faults.words import asks, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,8 @@ import pytest_asyncio
 from tests.e2e.vllm.workload import Workload
 from tests.faults.client import streamed
 from tests.faults.fleet import SYNC, Batches, Listed, models, sim
-from tests.faults.gateway import Gateway, running
+from tests.faults.gateway import Gateway
+from tests.faults.process import running
 from tests.faults.words import asks, assistant, text, tokens, user
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

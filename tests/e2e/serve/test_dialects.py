@@ -18,13 +18,14 @@ import pytest
 import pytest_asyncio
 
 from tests.faults.client import Answer, streamed, until
+from tests.faults.engine import Engine
 from tests.faults.fleet import SYNC
-from tests.faults.gateway import Decision, Gateway, running
+from tests.faults.gateway import Decision, Gateway
+from tests.faults.process import running
 from tests.faults.words import tokens
 from tests.wire import ARRAY_LENGTHS, as_array, batch, stored
 
 from .captured import Ask, Batch, Dialect, dialects, question
-from .scripted import ScriptedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,8 +42,8 @@ class Pair:
 
     model: str
     dialect: Dialect
-    a: ScriptedEngine
-    b: ScriptedEngine
+    a: Engine
+    b: Engine
     gateway: Gateway
 
     @property
@@ -54,7 +55,9 @@ class Pair:
         return f"{self.model}-b"
 
     async def applied(self) -> None:
-        await self.gateway.applied({self.worker_a: self.a.published, self.worker_b: self.b.published})
+        await self.gateway.applied(
+            {self.worker_a: self.a.publisher.published, self.worker_b: self.b.publisher.published}
+        )
 
     async def ask(self, ask: Ask, *, stream: bool) -> tuple[Answer, Decision]:
         """Send one request; the engines report what vLLM reported."""
@@ -73,7 +76,7 @@ class Pairs:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pairs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pairs]:
     async with AsyncExitStack() as stack:
-        started: list[tuple[bool, Dialect, str, ScriptedEngine, ScriptedEngine]] = []
+        started: list[tuple[bool, Dialect, str, Engine, Engine]] = []
         for dialect in DIALECTS.values():
             before, _ = dialect.until_most_is_cached()
             for late in (False, True):
@@ -94,14 +97,16 @@ async def pairs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pairs
         )
 
 
-def _engine(dialect: Dialect, already: Sequence[Batch]) -> ScriptedEngine:
-    asks = [step for step in dialect.steps if isinstance(step, Ask)]
-    return ScriptedEngine(
+def _engine(dialect: Dialect, already: Sequence[Batch]) -> Engine:
+    tokens_of = {question(step.body): step.tokens for step in dialect.steps if isinstance(step, Ask)}
+    engine = Engine(
         blocks=dialect.blocks,
-        replay_topic=dialect.replay_topic,
-        tokenizes={question(ask.body): ask.tokens for ask in asks},
-        already=already,
+        topic_frame=dialect.replay_topic,
+        bodies=[batch.payload for batch in already],
+        tokenizes=lambda body: tokens_of.get(question(body), []),
     )
+    engine.cached = 0
+    return engine
 
 
 def _others(dialect: Dialect) -> Batch:
@@ -114,12 +119,9 @@ def _others(dialect: Dialect) -> Batch:
     return Batch(b"", 0, batch(as_array(event, form) if form else event))
 
 
-def _model(late: bool, dialect: Dialect, model: str, a: ScriptedEngine, b: ScriptedEngine) -> dict[str, Any]:
+def _model(late: bool, dialect: Dialect, model: str, a: Engine, b: Engine) -> dict[str, Any]:
     adapters = [] if late else dialect.adapters  # an adapter's name says which model it is of
-    engines = [
-        {"name": f"{model}-{name}", "url": e.url, "events": e.events, "replay": e.replay, "adapters": list(adapters)}
-        for name, e in (("a", a), ("b", b))
-    ]
+    engines = [e.entry | {"name": f"{model}-{name}", "adapters": list(adapters)} for name, e in (("a", a), ("b", b))]
     return {"name": model, "engines": engines}
 
 
@@ -140,7 +142,7 @@ async def test_requests_follow_the_captured_stream(live: Pair) -> None:
     """Comparable answers, by whether the engine reported what was credited."""
     for number, step in enumerate(live.dialect.steps):
         if isinstance(step, Batch):
-            await live.a.publish(step)
+            assert live.a.publisher.send(step.payload) == step.sequence
             continue
         await live.applied()
         answer, decision = await live.ask(step, stream=bool(number % 2))

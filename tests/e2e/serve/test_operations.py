@@ -18,7 +18,7 @@ import pytest_asyncio
 from kvsync.engine_sim import TimeModel
 from tests.faults.client import DEADLINE, events, until
 from tests.faults.fleet import SYNC, Listed, models, sim
-from tests.faults.gateway import Gateway, running, write
+from tests.faults.process import Running, running, write
 from tests.faults.words import tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,7 +28,7 @@ FIRST_BYTE = 0.5
 
 @dataclass
 class Place:
-    gateway: Gateway
+    gateway: Running
     engines: Mapping[str, Listed]
     config: dict[str, object] = field(default_factory=dict)
     """As it was at the start."""
@@ -96,7 +96,7 @@ def _silent() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def _traffic(gateway: Gateway) -> AsyncIterator[Counter[str]]:
+async def _traffic(gateway: Running) -> AsyncIterator[Counter[str]]:
     """Requests without a pause, while the block runs; counts who answered. Every one has to be answered."""
     served: Counter[str] = Counter()
     enough = asyncio.Event()

@@ -11,8 +11,9 @@ import pytest_asyncio
 
 from tests.faults.client import Answer, until
 from tests.faults.fleet import SYNC, Listed, models, sim
-from tests.faults.gateway import Decision, Gateway, running
+from tests.faults.gateway import Decision, Gateway
 from tests.faults.metrics import Scrape
+from tests.faults.process import running
 from tests.faults.words import tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

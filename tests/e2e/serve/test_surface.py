@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from kvsync.engine_sim.config import TINY_LLAMA
 from tests.faults.fleet import SYNC, Batches, Listed, sim
-from tests.faults.gateway import Gateway, running
+from tests.faults.gateway import Gateway
+from tests.faults.process import running
 from tests.faults.words import asks, text, tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
