@@ -1,66 +1,27 @@
-"""One request's way through the gateway: read → tokenize → choose → send → relay → release.
-
-What must always hold:
-
-- A choice's load is released exactly once per try, however the try ends.
-- A request is sent again only while the client has not seen a byte of an answer, and only for the reasons that
-  :meth:`Exchange._elsewhere` and :meth:`Exchange.on_lost` name.
-- The body goes out as it came in; the answer's status, body bytes and end-to-end fields come back as they are.
-- When the client leaves, nothing of its request goes on.
+"""What a request is for, and who answers it: an engine through an :class:`~kvsync.gateway.exchange.Exchange`, or the
+gateway itself (the model list, OPTIONS, refusals).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable
-from functools import lru_cache
-
-from kvsync.config import GatewaySettings
 from kvsync.gateway import errors, openai
 from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field, Wishes, answer_fields
+from kvsync.gateway.exchange import Exchange, Rooms
 from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import MODELS, Paths, Route
-from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
 from kvsync.gateway.reader import Request
-from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
-from kvsync.gateway.usage import UsageTail
-from kvsync.routing.decision import Decision, Query
-from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, RoutingError
-from kvsync.tokenize.types import TokenizedRequest
-
-_log = logging.getLogger(__name__)
 
 _JSON = b"content-type: application/json\r\n"
 _ANY = Route("*", ())
 
 
 class Proxy:
-    """What all exchanges of one gateway share. Satisfies :class:`kvsync.gateway.http1.Application`."""
+    """The data port's application. Satisfies :class:`kvsync.gateway.http1.Application`."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        *,
-        fleet: Fleet,
-        tokenizing: Tokenizing,
-        routing: Routing,
-        upstreams: Upstreams,
-        telemetry: Telemetry,
-        on_answer: OnAnswer,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.settings = settings
-        self.fleet = fleet
-        self.tokenizing = tokenizing
-        self.routing = routing
-        self.upstreams = upstreams
-        self.telemetry = telemetry
-        self.on_answer = on_answer
-        self.loop = loop
+    def __init__(self, rooms: Rooms) -> None:
         self.draining = False
-        self._paths = Paths(settings.extra_paths, expose_tokenize=settings.expose_tokenize)
+        self._rooms = rooms
+        self._paths = Paths(rooms.settings.extra_paths, expose_tokenize=rooms.settings.expose_tokenize)
 
     def admit(self, method: bytes, target: bytes) -> tuple[Route, bytes]:
         if method == b"OPTIONS" and target == b"*":
@@ -80,332 +41,21 @@ class Proxy:
                 self._answer(connection, route, 204, b"No Content", [b"allow: %b\r\n" % route.allow], b"")
                 return None
             if route.path == MODELS:
-                models = self.fleet.models()
+                models = self._rooms.fleet.models()
                 body = openai.model_list(models) if route.model is None else openai.one_model(models, route.model)
                 self._answer(connection, route, 200, b"OK", [_JSON], body)
                 return None
         except Problem as problem:
-            self.telemetry.answered(route.path if route else "other", problem.status, 0.0, problem.reason)
+            self._rooms.telemetry.answered(route.path if route else "other", problem.status, 0.0, problem.reason)
             connection.refuse(problem)
             return None
-        return Exchange(self, request, route, connection).run()
+        return Exchange(self._rooms, request, route, connection).run()
 
     def _answer(
         self, connection: ClientConnection, route: Route, status: int, phrase: bytes, fields: list[bytes], body: bytes
     ) -> None:
-        self.telemetry.answered(route.path, status, 0.0, "gateway")
+        self._rooms.telemetry.answered(route.path, status, 0.0, "gateway")
         connection.answer(status, phrase, fields, body)
 
 
-class Exchange:
-    """One request, from its last byte to the end of its answer.
-
-    A small machine of callbacks rather than a coroutine: with token ids at hand and an idle connection, a request
-    passes through without a task or a turn of the event loop.
-    """
-
-    __slots__ = (
-        "_client",
-        "_connection",
-        "_deadline",
-        "_decision",
-        "_exclude",
-        "_model",
-        "_over",
-        "_paused",
-        "_proxy",
-        "_request",
-        "_reset_elsewhere",
-        "_retries",
-        "_route",
-        "_seen_body",
-        "_since",
-        "_status",
-        "_task",
-        "_ticket",
-        "_tokenized",
-        "_usage",
-        "_wishes",
-    )
-
-    def __init__(self, proxy: Proxy, request: Request, route: Route, client: ClientConnection) -> None:
-        self._proxy = proxy
-        self._request = request
-        self._route = route
-        self._client = client
-        self._wishes = Wishes(request.fields)
-        self._since = proxy.loop.time()
-        self._model: tuple[str, str | None]
-        self._tokenized: TokenizedRequest
-        self._decision: Decision
-        self._ticket: Ticket | None = None
-        self._exclude: frozenset[str] = frozenset()
-        self._retries = proxy.settings.retries
-        self._reset_elsewhere = proxy.settings.retry_fresh_reset
-        self._task: asyncio.Future[TokenizedRequest] | asyncio.Future[UpstreamConnection] | None = None
-        self._connection: UpstreamConnection | None = None
-        self._usage = UsageTail()
-        self._status = 0
-        self._seen_body = False
-        self._paused = False
-        self._deadline = 0.0
-        self._over = False
-
-    # ---- read, tokenize, choose
-
-    def run(self) -> Running | None:
-        """Start. ``None`` when the answer was given at once."""
-        try:
-            body, name = openai.read_body(self._request.body)
-            model = self._proxy.fleet.resolve(name)
-            if model is None:
-                raise errors.no_such_model(name)
-        except Problem as problem:
-            self._refuse(problem)
-            return None
-        self._model = model
-        tokenized = self._proxy.tokenizing.begin(self._route.path, body, *model)
-        if isinstance(tokenized, TokenizedRequest):
-            self._tokenized = tokenized
-            self._choose()
-        else:
-            self._await_tokens(tokenized)
-        return None if self._over else self
-
-    def _await_tokens(self, tokens: Awaitable[TokenizedRequest]) -> None:
-        task = asyncio.ensure_future(tokens, loop=self._proxy.loop)
-        task.add_done_callback(self._on_tokens)
-        self._task = task
-
-    def _on_tokens(self, task: asyncio.Future[TokenizedRequest]) -> None:
-        self._task = None
-        if self._over:
-            return
-        try:
-            self._tokenized = task.result()
-        except (Exception, asyncio.CancelledError):
-            # Against the contract, so it is told; but a tokenizer's fault costs routing quality, never the request.
-            _log.exception("tokenizing failed with an exception; the request is routed by load")
-            self._tokenized = TokenizedRequest((), "none", "tokenizer_failed")
-        self._choose()
-
-    def _choose(self, after: Outcome | None = None) -> None:
-        wishes = self._wishes
-        model, adapter = self._model
-        query = Query(
-            request_id=wishes.request_id.decode(),
-            model=model,
-            adapter=adapter,
-            tokenized=self._tokenized,
-            policy=wishes.policy,
-            label_filter=wishes.label_filter,
-            exclude=self._exclude,
-        )
-        try:
-            self._decision, self._ticket = self._proxy.routing.choose(query)
-        except RoutingError as error:
-            self._refuse(errors.engine_unreachable(after) if after else _problem(error))
-            return
-        except Exception:
-            # A fault in a policy must not leave a client waiting for ever.
-            _log.exception("choosing a worker failed with an exception")
-            self._refuse(errors.routing_failed("routing_failed"))
-            return
-        connection = self._proxy.upstreams.take(self._decision.chosen.engine.url)
-        if connection is not None:
-            self._send(connection)
-        else:
-            self._connect()
-
-    def _elsewhere(self, outcome: Outcome) -> None:
-        """Try another engine: no connection to this one could be made, or a fresh one was reset before any answer."""
-        chosen = self._decision.chosen
-        self._release(outcome)
-        self._exclude |= {chosen.engine.worker(rank) for rank in chosen.engine.ranks}
-        self._proxy.telemetry.retried(outcome)
-        self._choose(after=outcome)
-
-    # ---- send
-
-    def _connect(self) -> None:
-        task = self._proxy.loop.create_task(self._proxy.upstreams.connect(self._decision.chosen.engine.url))
-        task.add_done_callback(self._on_connected)
-        self._task = task
-
-    def _on_connected(self, task: asyncio.Future[UpstreamConnection]) -> None:
-        self._task = None
-        if task.cancelled():
-            return
-        error = task.exception()
-        if self._over:
-            if error is None:  # made just as the client left: good for somebody else
-                self._proxy.upstreams.keep(task.result())
-            return
-        if error is None:
-            self._send(task.result())
-            return
-        outcome: Outcome = "connect_failed"
-        if isinstance(error, ConnectFailed):
-            outcome = error.outcome
-        else:
-            _log.error("connecting failed with an unforeseen exception", exc_info=error)
-        if self._retries > 0:
-            self._retries -= 1
-            self._elsewhere(outcome)
-        else:
-            self._fail(outcome, errors.engine_unreachable(outcome))
-
-    def _send(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
-        chosen = self._decision.chosen
-        request = self._request
-        rank = b"x-data-parallel-rank: %d\r\n" % chosen.rank if chosen.engine.data_parallel_size > 1 else b""
-        head = b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            self._route.path.encode(),
-            request.query,
-            connection.target.host_field,
-            b"".join(self._wishes.forwarded),
-            self._wishes.request_id,
-            rank,
-            len(request.body),
-        )
-        self._deadline = self._proxy.loop.time() + self._proxy.settings.first_byte_timeout
-        connection.send(head, request.body, self)
-        if self._client.paused:
-            self.pause()
-
-    # ---- relay
-
-    def on_head(self, status: int, phrase: bytes, fields: list[Field], length: int | None) -> None:
-        self._status = status
-        assert self._connection is not None
-        lines = answer_fields(fields)
-        lines.append(
-            b"request-id: %b\r\nrouting-strategy: %b\r\ntarget-pod: %b\r\ntarget-pod-ip: %b\r\n"
-            % (
-                self._wishes.request_id,
-                _printable(self._decision.policy),
-                _printable(self._decision.chosen.engine.name),
-                self._connection.peer,
-            )
-        )
-        self._client.start(status, phrase, lines, length)
-
-    def on_body(self, piece: bytes) -> None:
-        if not self._seen_body:
-            self._seen_body = True
-            if self._ticket is not None:
-                self._ticket.first_byte()
-            self._proxy.telemetry.first_byte(self._route.path, self._proxy.loop.time() - self._since)
-        self._usage.add(piece)
-        self._client.body(piece)
-
-    def on_pause(self) -> None:
-        deadline = self._proxy.loop.time() + self._proxy.settings.idle_timeout
-        # Some engines send the head of a stream before they begin with the prompt: the wait for it is still on.
-        self._deadline = deadline if self._seen_body else max(self._deadline, deadline)
-        self._client.flush()
-
-    def on_end(self) -> None:
-        self._connection = None
-        status = self._status
-        self._release("ok" if status < 400 else "request_error" if status < 500 else "engine_error")
-        self._over = True
-        self._client.end()
-        proxy = self._proxy
-        proxy.telemetry.answered(self._route.path, status, proxy.loop.time() - self._since, "engine")
-        proxy.on_answer(self._decision, self._tokenized, status, self._usage.find() if status == 200 else None)
-
-    def on_lost(self, outcome: Outcome) -> None:
-        connection, self._connection = self._connection, None
-        if self._status:
-            self._cut(outcome)
-        elif outcome == "reset" and connection is not None and connection.reused:
-            # The engine closed its idle connection just as the request went out: the same engine, once more.
-            self._proxy.telemetry.retried("reset")
-            self._connect()
-        elif outcome == "reset" and self._reset_elsewhere:
-            self._reset_elsewhere = False
-            self._elsewhere(outcome)
-        else:
-            self._fail(outcome, errors.engine_unreachable(outcome))
-
-    # ---- ends
-
-    def _cut(self, outcome: Outcome) -> None:
-        """After the status line nothing can be mended: the client must see that the answer is not whole."""
-        self._release(outcome)
-        self._over = True
-        self._proxy.telemetry.cut(self._route.path, outcome)
-        self._client.cut()
-
-    def _fail(self, outcome: Outcome, problem: Problem) -> None:
-        self._release(outcome)
-        self._refuse(problem)
-
-    def _refuse(self, problem: Problem) -> None:
-        self._over = True
-        seconds = self._proxy.loop.time() - self._since
-        self._proxy.telemetry.answered(self._route.path, problem.status, seconds, problem.reason)
-        self._client.refuse(problem, (b"request-id: %b\r\n" % self._wishes.request_id,))
-
-    def _release(self, outcome: Outcome) -> None:
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.end(outcome)
-
-    # ---- kvsync.gateway.http1.Running
-
-    def stop(self, outcome: Outcome) -> None:
-        if self._over:
-            return
-        self._over = True
-        if self._task is not None:
-            self._task.cancel()
-        if self._connection is not None:
-            self._connection.abort()
-        self._release(outcome)
-        self._proxy.telemetry.cut(self._route.path, outcome)
-
-    def pause(self) -> None:
-        self._paused = True
-        if self._connection is not None:
-            self._connection.pause()
-
-    def resume(self) -> None:
-        self._paused = False
-        if self._connection is not None:
-            self._deadline = max(self._deadline, self._proxy.loop.time() + self._proxy.settings.idle_timeout)
-            self._connection.resume()
-
-    def check(self, now: float) -> None:
-        connection = self._connection
-        if connection is None or self._paused or now < self._deadline:
-            return
-        self._connection = None
-        connection.abort()
-        if self._status:
-            self._cut("idle_timeout")
-        else:
-            self._fail("first_byte_timeout", errors.first_byte_timeout(self._proxy.settings.first_byte_timeout))
-
-
-def _problem(error: RoutingError) -> Problem:
-    if isinstance(error, NoSuchModel):
-        return errors.no_such_model(error.subject)
-    if isinstance(error, NoReadyEngine):
-        return errors.no_ready_engine(error.subject)
-    if isinstance(error, BadPolicy):
-        return errors.bad_policy(error.subject)
-    if isinstance(error, BadFilter):
-        return errors.bad_filter(error.subject)
-    return errors.routing_failed(error.reason)
-
-
-@lru_cache(4096)
-def _printable(name: str) -> bytes:
-    """A name as a header value: what is not printable ASCII becomes ``?``."""
-    return bytes(ord(char) if " " <= char <= "~" else 0x3F for char in name)
-
-
-__all__ = ["Exchange", "Proxy"]
+__all__ = ["Proxy"]

@@ -7,6 +7,7 @@ import contextlib
 import ssl
 
 from kvsync.config import GatewaySettings
+from kvsync.gateway.exchange import Rooms
 from kvsync.gateway.http1 import ClientConnection
 from kvsync.gateway.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
 from kvsync.gateway.proxy import Proxy
@@ -44,14 +45,16 @@ class Gateway:
         self._tick: asyncio.TimerHandle | None = None
         self._upstreams = Upstreams(settings, self._loop, tls or ssl.create_default_context())
         self._proxy = Proxy(
-            settings,
-            fleet=fleet,
-            tokenizing=tokenizing,
-            routing=routing,
-            upstreams=self._upstreams,
-            telemetry=telemetry,
-            on_answer=on_answer,
-            loop=self._loop,
+            Rooms(
+                settings=settings,
+                fleet=fleet,
+                tokenizing=tokenizing,
+                routing=routing,
+                upstreams=self._upstreams,
+                telemetry=telemetry,
+                on_answer=on_answer,
+                loop=self._loop,
+            )
         )
         shortest = min(
             settings.client_timeout, settings.first_byte_timeout, settings.idle_timeout, settings.upstream_idle
