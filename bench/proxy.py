@@ -97,6 +97,9 @@ class Rooms:
     def begin(self, path: str, body: JsonObject, model: str, adapter: str | None) -> TokenizedRequest:
         return TokenizedRequest((), "none", "unsupported_api")
 
+    def may_retry(self) -> bool:
+        return True
+
     def choose(self, query: Query) -> tuple[Decision, Rooms]:
         decision = Decision(
             request_id=query.request_id,

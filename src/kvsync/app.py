@@ -111,6 +111,7 @@ class App:
                 ready=self.report.ready,
                 workers=self.report.workers,
                 decision=self._decision,
+                forget=self._forget,
                 fleet=self.fleet,
                 tokenizing=self.tokenizer,
                 index=self.index,
@@ -169,6 +170,12 @@ class App:
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)
         return None if decision is None else as_json(decision)
+
+    def _forget(self, worker: str) -> bool:
+        if not any(worker == engine.worker(rank) for engine in self.fleet for rank in engine.ranks):
+            return False
+        self.index.forget(worker)
+        return True
 
     def _engine_urls(self, model: str) -> list[str]:
         return [engine.url for engine in self.fleet.engines(model)]

@@ -44,6 +44,8 @@ class AdminPorts:
     workers: Callable[[], Sequence[Mapping[str, object]]]
     decision: Callable[[str], Mapping[str, object] | None]
     """The decision record of a request id, in its JSON form."""
+    forget: Callable[[str], bool]
+    """Drop all that is known of a worker's cache; ``False`` when there is no such worker."""
     fleet: Fleet
     tokenizing: Tokenizing
     index: Lookup

@@ -67,6 +67,9 @@ class Routing(Protocol):
     def choose(self, query: Query) -> tuple[Decision, Ticket]:
         """Pick a worker and count its load. Raises a ``kvsync.routing.errors.RoutingError``."""
 
+    def may_retry(self) -> bool:
+        """Whether a request may be sent to another engine now; ``True`` takes it from the budget of retries."""
+
 
 class OnAnswer(Protocol):
     def __call__(

@@ -27,6 +27,7 @@ from kvsync.routing.load import Cell, LoadTable, Ticket
 from kvsync.routing.lookup import holds_beginning, match_prompt, told_apart
 from kvsync.routing.policies import CACHE_AWARE, POLICIES, Choice
 from kvsync.routing.records import Records
+from kvsync.routing.retries import RetryBudget
 from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import TokenizedRequest
@@ -107,6 +108,7 @@ class Router:
         self._wall = wall
         self._expected = ExpectedTable(settings.expected_lifetime, clock)
         self._records = Records(settings.decisions)
+        self._retries = RetryBudget(clock)
         self._pools: dict[tuple[str, str | None], _Pool] = {}
         self._turns: dict[str, int] = {}
         self._throttle = Throttle(_log, clock=clock)
@@ -135,6 +137,10 @@ class Router:
             return None
         return self._ask(model, lambda: holds_beginning(index, worker, model, adapter, cache_salt, tokens))
 
+    def may_retry(self) -> bool:
+        """Whether the budget allows one more retry; ``True`` counts it (:mod:`kvsync.routing.retries`)."""
+        return self._retries.take()
+
     def choose(self, query: Query) -> tuple[Decision, RoutedTicket]:
         """Pick a worker and count its load from this moment on.
 
@@ -144,6 +150,8 @@ class Router:
             RoutingError: nobody can serve the request, or its headers make no sense.
         """
         begun = time.perf_counter()
+        if not query.exclude:
+            self._retries.request()
         try:
             policy = self._policy(query)
             slots, cells, resting = self._candidates(query)

@@ -114,6 +114,9 @@ class InOrder:
         self.queries: list[Query] = []
         self.tickets: list[CountedTicket] = []
 
+    def may_retry(self) -> bool:
+        return True
+
     def choose(self, query: Query) -> tuple[Decision, CountedTicket]:
         self.queries.append(query)
         if query.policy == "nonsense":

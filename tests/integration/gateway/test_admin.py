@@ -88,6 +88,7 @@ async def desk() -> AsyncIterator[Desk]:
             ready=made.is_ready,
             workers=lambda: [{"worker": "a", "trust": "exact", "last_sequence": 7}],
             decision=lambda request_id: {"request_id": request_id, "why": "so"} if request_id == "r-1" else None,
+            forget=lambda worker: worker == "a",
             fleet=Models(),
             tokenizing=made.words,
             index=made.index,
