@@ -121,7 +121,9 @@ class Rooms:
 
     def end(self, outcome: Outcome) -> None: ...
 
-    def answered(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None: ...
+    def answered(
+        self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
+    ) -> None: ...
 
 
 class Load1(asyncio.Protocol):
