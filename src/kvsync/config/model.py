@@ -131,8 +131,19 @@ class RoutingSettings(_Section):
     """``kv-aware``: prefill tokens that one running request on a worker is worth."""
     expected_lifetime: Seconds = 2.0
     """How long a choice just made counts as an expected prefix."""
+    observed_lifetime: Seconds = 120.0
+    """How long an answer counts as knowledge of its worker's cache, where events don't tell."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 3
+    """Failing answers in a row (5xx, no first byte, broken off) after which a worker rests."""
     decisions: Annotated[int, Field(ge=0)] = 10_000
     """Decision records kept for ``GET /v1/decisions/{request-id}``."""
+
+
+class IndexSettings(_Section):
+    """What the prefix index may hold."""
+
+    max_blocks: Annotated[int, Field(ge=1)] = 20_000_000
+    """Blocks of all workers together. Above, tails go first, and the workers concerned are ``partial``."""
 
 
 class GatewaySettings(_Section):
@@ -147,6 +158,8 @@ class GatewaySettings(_Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 << 20
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
     connect_timeout: Seconds = 2.0
+    send_timeout: Seconds = 60.0
+    """Without an engine taking more of a request for this long, another engine gets it."""
     first_byte_timeout: Seconds = 600.0
     """From the request sent to the engine's status line (queueing and prefill are in it)."""
     idle_timeout: Seconds = 300.0
@@ -156,9 +169,9 @@ class GatewaySettings(_Section):
     upstream_idle: Seconds = 4.0
     """Idle engine connections are dropped after this (engines close theirs at 5 s)."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Other workers tried when a connection to the chosen one can't be made."""
+    """Other engines tried when one can't be reached, or does not read the request."""
     retry_fresh_reset: bool = True
-    """Try once elsewhere when a *fresh* connection is reset without one response byte."""
+    """Try once elsewhere (one of ``retries``) when a *fresh* connection is reset without one response byte."""
     drain_timeout: Seconds = 30.0
     """How long open answers may still run after SIGTERM."""
 
@@ -205,6 +218,7 @@ class Settings(_Section):
     admin: AdminSettings = AdminSettings()
     events: EventsSettings = EventsSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
+    index: IndexSettings = IndexSettings()
     routing: RoutingSettings = RoutingSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
