@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from kvsync.config.access import EngineTlsSettings, SaltPolicy, Secret, TenantSettings, TlsSettings
+from kvsync.config.access import Section as _Section
 from kvsync.config.addresses import http_address, tcp_address
+from kvsync.config.curve import public_key
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -28,12 +31,21 @@ def _tokenizer(text: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(_http)]
 TcpEndpoint = Annotated[str, AfterValidator(_tcp)]
+CurveKey = Annotated[str, AfterValidator(public_key)]
+ApiPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$")]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x20\x7f]+$")]
 """Of a model or adapter: what clients send as ``model``."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
+class CurveSettings(_Section):
+    """ZMQ CURVE on all event and replay connections: all of these, or none."""
+
+    server_key: CurveKey | None = None
+    """The publishers' public key, Z85: one pair of keys serves all engines."""
+    public_key: CurveKey | None = None
+    """This gateway's public key, Z85."""
+    secret_key_file: Path | None = None
+    """A file with this gateway's secret key, Z85, and nothing else. Read whenever KV sync starts."""
 
 
 class EventsSettings(_Section):
@@ -65,6 +77,9 @@ class EventsSettings(_Section):
     """Messages that one drain takes at most."""
     poll_timeout: Seconds = 0.1
     """How long the reader sleeps when nothing arrives."""
+    metrics_interval: Seconds = 10.0
+    """Between two looks at a followed engine's ``/metrics``: does it sleep, was it restarted, what does it hit?"""
+    curve: CurveSettings = CurveSettings()
 
 
 class RemoteTokenizerSettings(_Section):
@@ -151,7 +166,7 @@ class GatewaySettings(_Section):
 
     host: str = "0.0.0.0"
     port: Port = 8080
-    extra_paths: tuple[Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$")], ...] = ()
+    extra_paths: tuple[ApiPath, ...] = ()
     """Further POST paths passed to the engines, routed by load."""
     expose_tokenize: bool = False
     """Answer /tokenize and /detokenize (by an engine of the model)."""
@@ -174,6 +189,19 @@ class GatewaySettings(_Section):
     """Try once elsewhere (one of ``retries``) when a *fresh* connection is reset without one response byte."""
     drain_timeout: Seconds = 30.0
     """How long open answers may still run after SIGTERM."""
+    cache_salt: SaltPolicy = "pass"
+    """What becomes of a client's ``cache_salt``, where its tenant does not say otherwise."""
+    salt_secret: Secret | None = None
+    """What enforced salts are made with. The same in every replica and for ever: with another, all caches are cold."""
+    salt_secret_file: Path | None = None
+    salted_paths: tuple[ApiPath, ...] = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    """Paths at which every engine takes a ``cache_salt``. Where a salt is enforced, requests to other paths are refused
+    (but for /tokenize and /detokenize, which use no cache): an engine that ignores a salt shares its cache."""
+    engine_api_key: Secret | None = None
+    """Sent to engines as ``Authorization: Bearer``, with every request that this gateway makes."""
+    engine_api_key_file: Path | None = None
+    tls: TlsSettings = TlsSettings()
+    engine_tls: EngineTlsSettings = EngineTlsSettings()
 
 
 class AdminSettings(_Section):
@@ -181,6 +209,7 @@ class AdminSettings(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8081
+    tls: TlsSettings = TlsSettings()
 
 
 class TelemetrySettings(_Section):
@@ -222,3 +251,5 @@ class Settings(_Section):
     routing: RoutingSettings = RoutingSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
+    tenants: tuple[TenantSettings, ...] = ()
+    """Who may use the data port; without any, everybody who reaches it."""

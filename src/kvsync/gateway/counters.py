@@ -20,6 +20,7 @@ class Counters:
         self.cuts: Counter[tuple[str, str]] = Counter()
         """By path and outcome."""
         self.retries: Counter[str] = Counter()
+        self.refused_retries: Counter[str] = Counter()
         self.connections: Counter[str] = Counter()
         self.first_bytes = 0
 
@@ -34,6 +35,9 @@ class Counters:
 
     def retried(self, reason: Outcome) -> None:
         self.retries[reason] += 1
+
+    def retry_refused(self, reason: str) -> None:
+        self.refused_retries[reason] += 1
 
     def connection(self, event: str) -> None:
         self.connections[event] += 1

@@ -3,9 +3,11 @@
 What must always hold:
 
 - A choice's load is released exactly once per try, however the try ends.
-- A request is sent again only while the client has not seen a byte of an answer, and only for the reasons that
-  :meth:`Exchange._elsewhere` and :meth:`Exchange.on_lost` name.
+- A request is sent again only while no engine has given a byte of an answer, and only as often as ``retries`` and the
+  fleet's budget allow.
 - The body goes out as it came in; the answer's status, body bytes and end-to-end fields come back as they are.
+- An answer that the engine does not say is whole is never passed on as a whole one.
+- Every wait has a deadline of its own: tokens, connection, sending, first byte, next byte. There is none on the total.
 - When the client leaves, nothing of its request goes on.
 """
 
@@ -20,7 +22,7 @@ from functools import lru_cache
 from kvsync.config import GatewaySettings
 from kvsync.gateway import errors, openai
 from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field, Wishes, answer_fields
+from kvsync.gateway.headers import Field, Wishes, answer_fields, is_event_stream
 from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import Route
 from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
@@ -32,6 +34,12 @@ from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchMod
 from kvsync.tokenize.types import TokenizedRequest
 
 _log = logging.getLogger(__name__)
+
+_SAY_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Streams of these end with ``data: [DONE]``."""
+_BUDGETED: frozenset[Outcome] = frozenset({"reset", "send_timeout"})
+"""An engine has had the request, or a part of it. Where none could be connected to, trying the next one multiplies no
+work, however many requests do it; ``retries`` bounds that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Exchange:
         "_decision",
         "_exclude",
         "_model",
+        "_needs_done",
         "_over",
         "_paused",
         "_request",
@@ -72,9 +81,11 @@ class Exchange:
         "_seen_body",
         "_since",
         "_status",
+        "_taken_at",
         "_task",
         "_ticket",
         "_tokenized",
+        "_unsent",
         "_usage",
         "_wishes",
     )
@@ -100,6 +111,10 @@ class Exchange:
         self._seen_body = False
         self._paused = False
         self._deadline = 0.0
+        self._unsent = 0
+        self._taken_at = 0.0
+        """When the engine last took some of the request."""
+        self._needs_done = False
         self._over = False
 
     # ---- read, tokenize, choose
@@ -169,7 +184,15 @@ class Exchange:
             self._connect()
 
     def _elsewhere(self, outcome: Outcome) -> None:
-        """Try another engine: no connection to this one could be made, or a fresh one was reset before any answer."""
+        """Try another engine, if that is still allowed: this one did not begin to answer."""
+        allowed = self._retries > 0
+        if allowed and outcome in _BUDGETED and not self._rooms.routing.may_retry():
+            self._rooms.telemetry.retry_refused("retry_budget")
+            allowed = False
+        if not allowed:
+            self._fail(outcome, errors.engine_unreachable(outcome))
+            return
+        self._retries -= 1
         chosen = self._decision.chosen
         self._release(outcome)
         self._exclude |= {chosen.engine.worker(rank) for rank in chosen.engine.ranks}
@@ -200,11 +223,7 @@ class Exchange:
             outcome = error.outcome
         else:
             _log.error("connecting failed with an unforeseen exception", exc_info=error)
-        if self._retries > 0:
-            self._retries -= 1
-            self._elsewhere(outcome)
-        else:
-            self._fail(outcome, errors.engine_unreachable(outcome))
+        self._elsewhere(outcome)
 
     def _send(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -220,14 +239,19 @@ class Exchange:
             rank,
             len(request.body),
         )
-        self._deadline = self._rooms.loop.time() + self._rooms.settings.first_byte_timeout
+        now = self._rooms.loop.time()
+        self._deadline = now + self._rooms.settings.first_byte_timeout
+        self._taken_at = now
         connection.send(head, request.body, self)
+        self._unsent = connection.unsent
         if self._client.paused:
             self.pause()
 
     # ---- relay
 
-    def on_head(self, status: int, phrase: bytes, fields: list[Field], length: int | None) -> None:
+    def on_head(
+        self, status: int, phrase: bytes, fields: list[Field], length: int | None, *, until_close: bool
+    ) -> None:
         self._status = status
         assert self._connection is not None
         lines = answer_fields(fields)
@@ -240,7 +264,8 @@ class Exchange:
                 self._connection.peer,
             )
         )
-        self._client.start(status, phrase, lines, length)
+        self._needs_done = until_close and status == 200 and self._route.path in _SAY_DONE and is_event_stream(fields)
+        self._client.start(status, phrase, lines, length, until_close=until_close)
 
     def on_body(self, piece: bytes) -> None:
         if not self._seen_body:
@@ -259,6 +284,9 @@ class Exchange:
 
     def on_end(self) -> None:
         self._connection = None
+        if self._needs_done and not self._usage.ends_with_done():
+            self._cut("upstream_died")
+            return
         status = self._status
         self._release("ok" if status < 400 else "request_error" if status < 500 else "engine_error")
         self._over = True
@@ -272,7 +300,8 @@ class Exchange:
         if self._status:
             self._cut(outcome)
         elif outcome == "reset" and connection is not None and connection.reused:
-            # The engine closed its idle connection just as the request went out: the same engine, once more.
+            # The engine closed its idle connection just as the request went out: the same engine, once more. It never
+            # read the request, so this is no load on a fleet in trouble and takes nothing of the retries.
             self._rooms.telemetry.retried("reset")
             self._connect()
         elif outcome == "reset" and self._reset_elsewhere:
@@ -331,7 +360,11 @@ class Exchange:
 
     def check(self, now: float) -> None:
         connection = self._connection
-        if connection is None or self._paused or now < self._deadline:
+        if connection is None:
+            return
+        if self._unsent and not self._status and not self._still_sending(connection, now):
+            return
+        if self._paused or now < self._deadline:
             return
         self._connection = None
         connection.abort()
@@ -339,6 +372,20 @@ class Exchange:
             self._cut("idle_timeout")
         else:
             self._fail("first_byte_timeout", errors.first_byte_timeout(self._rooms.settings.first_byte_timeout))
+
+    def _still_sending(self, connection: UpstreamConnection, now: float) -> bool:
+        """Look after a request that the engine has not read whole; ``False`` when that took too long."""
+        unsent = connection.unsent
+        if unsent < self._unsent:
+            self._unsent = unsent
+            self._taken_at = now
+            self._deadline = now + self._rooms.settings.first_byte_timeout
+        elif now - self._taken_at > self._rooms.settings.send_timeout:
+            self._connection = None
+            connection.abort()
+            self._elsewhere("send_timeout")
+            return False
+        return True
 
 
 def _problem(error: RoutingError) -> Problem:

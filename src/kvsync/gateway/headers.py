@@ -89,6 +89,17 @@ def answer_fields(fields: list[Field]) -> list[bytes]:
     ]
 
 
+def is_event_stream(fields: list[Field]) -> bool:
+    """Whether an answer's body is a stream of server-sent events, as it stands (not compressed)."""
+    stream = False
+    for lower, _, value in fields:
+        if lower == b"content-type":
+            stream = value.partition(b";")[0].strip().lower() == b"text/event-stream"
+        elif lower == b"content-encoding" and value.strip().lower() != b"identity":
+            return False
+    return stream
+
+
 def _new_request_id() -> bytes:
     """A version 4 UUID. Nobody's safety rests on it, so it need not cost a call of the kernel."""
     bits = b"%032x" % (getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | (0x4 << 76 | 0x2 << 62))
@@ -105,4 +116,4 @@ def _text(value: bytes) -> str | None:
     return value.decode("latin-1").strip() or None
 
 
-__all__ = ["Field", "Wishes", "answer_fields"]
+__all__ = ["Field", "Wishes", "answer_fields", "is_event_stream"]

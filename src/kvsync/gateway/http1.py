@@ -213,8 +213,11 @@ class ClientConnection(asyncio.Protocol):
 
     # ---- answering
 
-    def start(self, status: int, phrase: bytes, fields: list[bytes], length: int | None) -> None:
-        """Begin the answer. ``fields`` are whole lines; framing is chosen here: ``length`` where it is known."""
+    def start(
+        self, status: int, phrase: bytes, fields: list[bytes], length: int | None, *, until_close: bool = False
+    ) -> None:
+        """Begin the answer. ``fields`` are whole lines; framing is chosen here: ``length`` where it is known; with
+        ``until_close`` nobody knows whether the end will be one, so the client gets no word of it either."""
         request = self._answering
         assert request is not None
         self._started = True
@@ -232,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
                 out.append(b"content-length: %d\r\n" % length)
         elif self._bodyless:
             pass
-        elif request.http11:
+        elif request.http11 and not until_close:
             self._chunking = True
             out.append(b"transfer-encoding: chunked\r\n")
         else:

@@ -23,6 +23,7 @@ Outcome: TypeAlias = Literal[
     "connect_timeout",
     "connect_failed",
     "tls_failed",
+    "send_timeout",
     "reset",
     "bad_answer",
     "first_byte_timeout",
@@ -31,7 +32,8 @@ Outcome: TypeAlias = Literal[
     "shutdown",
 ]
 """How one try at one worker ended. ``ok``, ``request_error`` (4xx) and ``engine_error`` (5xx) are whole answers;
-``upstream_died`` and ``idle_timeout`` cut an answer short; ``reset`` and ``bad_answer`` come before the status line."""
+``upstream_died`` and ``idle_timeout`` cut an answer short; ``send_timeout`` (the engine does not read the request),
+``reset`` and ``bad_answer`` come before the status line."""
 
 
 class Fleet(Protocol):
@@ -94,6 +96,9 @@ class Telemetry(Protocol):
 
     def retried(self, reason: Outcome) -> None:
         """The request was sent again because of this."""
+
+    def retry_refused(self, reason: str) -> None:
+        """The request was not sent again, although another engine might have answered: ``retry_budget``."""
 
     def connection(self, event: str) -> None:
         """A client connection was ``opened``, or ended early: ``idle_timeout``, ``request_timeout``, ``write_timeout``,

@@ -57,7 +57,11 @@ class Gateway:
             )
         )
         shortest = min(
-            settings.client_timeout, settings.first_byte_timeout, settings.idle_timeout, settings.upstream_idle
+            settings.client_timeout,
+            settings.send_timeout,
+            settings.first_byte_timeout,
+            settings.idle_timeout,
+            settings.upstream_idle,
         )
         self._every = min(TICK, shortest / 4)
 

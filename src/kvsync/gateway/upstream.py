@@ -6,6 +6,7 @@ What must always hold:
   answer is never given to a request that it is not for.
 - A connection is used again only when request and answer went through whole and both sides agree to go on.
 - Targets are URLs from discovery; nothing here looks at what a client sent.
+- However finely an engine cuts its answer, one turn of the event loop takes a bounded number of pieces.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MAX_ANSWER_HEAD = 256 << 10
 """Bytes of a head with all interim answers before it; and, later, bytes on end that are no body but frame it."""
 JOIN_BELOW = 64 << 10
 """Bodies up to this are sent together with their head."""
+PIECES_PER_TURN = 4096
+"""Pieces of a body after which other connections have their turn."""
 
 
 class ConnectFailed(Exception):
@@ -39,13 +42,17 @@ class ConnectFailed(Exception):
 class Listener(Protocol):
     """Who gets an answer. Called in this order: head, body…, then exactly one of end and lost, unless detached."""
 
-    def on_head(self, status: int, phrase: bytes, fields: list[Field], length: int | None) -> None:
-        """``length`` of the body in bytes; ``None`` when only its end will tell."""
+    def on_head(
+        self, status: int, phrase: bytes, fields: list[Field], length: int | None, *, until_close: bool
+    ) -> None:
+        """``length`` of the body in bytes; ``None`` when only its end will tell. With ``until_close`` that is the
+        connection's end: the engine does not say whether its answer is whole."""
 
-    def on_body(self, piece: bytes) -> None: ...
+    def on_body(self, piece: bytes) -> None:
+        """All bytes of the body that came together."""
 
     def on_pause(self) -> None:
-        """All bytes that came together were handed over."""
+        """All that came together was handed over."""
 
     def on_end(self) -> None: ...
 
@@ -89,6 +96,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._listener: Listener | None = None
         self._parser = httptools.HttpResponseParser(self)
+        self._paused = False
+        """By the listener; else reading may only wait for the next turn."""
         self._reset()
 
     def _reset(self) -> None:
@@ -104,11 +113,17 @@ class UpstreamConnection(asyncio.Protocol):
         self._length: int | None = None
         self._chunked = False
         self._keep = False
-        self._until_eof = False
+        self._until_close = False
+        self._pieces: list[bytes] = []
 
     @property
     def usable(self) -> bool:
         return not self._transport.is_closing()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of the request that the engine did not take yet."""
+        return self._transport.get_write_buffer_size()
 
     # ---- for the exchange
 
@@ -122,11 +137,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     def pause(self) -> None:
+        self._paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self._transport.is_closing():
+        self._paused = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def abort(self) -> None:
@@ -156,8 +176,10 @@ class UpstreamConnection(asyncio.Protocol):
                 raise  # a fault of ours, not of the engine
             self._surplus = True
             if not self._done:
+                self._hand_over(listener)
                 self._fail("upstream_died" if self._head_done else "bad_answer")
                 return
+        self._hand_over(listener)
         if self._listener is not listener:  # aborted meanwhile
             return
         if self._done:
@@ -167,8 +189,18 @@ class UpstreamConnection(asyncio.Protocol):
         elif self._head_done:
             listener.on_pause()
 
+    def _hand_over(self, listener: Listener) -> None:
+        pieces = self._pieces
+        if not pieces or self._listener is not listener:
+            return
+        self._pieces = []
+        if len(pieces) > PIECES_PER_TURN and not self._done:
+            self._transport.pause_reading()
+            self._pool.loop.call_soon(self._read_on)
+        listener.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
     def eof_received(self) -> bool:
-        if self._listener is not None and self._head_done and self._until_eof:
+        if self._listener is not None and self._head_done and self._until_close:
             self._done = True
             self._finish(self._listener)
         return False
@@ -189,6 +221,7 @@ class UpstreamConnection(asyncio.Protocol):
         keep = self._keep and not self._surplus and not self._transport.get_write_buffer_size()
         if keep and self.usable:
             self.reused = True
+            self.resume()  # what came in the same moment as a pause was the end
             self._pool.keep(self)
         else:
             self._transport.abort()  # an engine that answered early may never read the rest of the request
@@ -233,13 +266,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._framing = 0
         self._keep = self._parser.should_keep_alive()
         bodyless = status in (204, 304)
-        self._until_eof = not (bodyless or self._chunked or self._length is not None)
-        self._listener.on_head(status, self._phrase, self._fields, None if bodyless else self._length)
+        self._until_close = not (bodyless or self._chunked or self._length is not None)
+        length = None if bodyless else self._length
+        self._listener.on_head(status, self._phrase, self._fields, length, until_close=self._until_close)
 
     def on_body(self, piece: bytes) -> None:
         self._framing = 0
         if not self._done and self._listener is not None:
-            self._listener.on_body(piece)
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         if self._head_done:
@@ -255,8 +289,8 @@ class Upstreams:
     """All connections to engines, and how new ones are made."""
 
     def __init__(self, settings: GatewaySettings, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext) -> None:
+        self.loop = loop
         self._settings = settings
-        self._loop = loop
         self._tls = tls
         self._targets: dict[str, Target] = {}
         self._idle: dict[str, dict[UpstreamConnection, None]] = {}
@@ -264,7 +298,7 @@ class Upstreams:
     def take(self, url: str) -> UpstreamConnection | None:
         """The most recently used idle connection that is still fresh."""
         idle = self._idle.get(url)
-        oldest = self._loop.time() - self._settings.upstream_idle
+        oldest = self.loop.time() - self._settings.upstream_idle
         while idle:
             connection, _ = idle.popitem()
             if connection.usable and connection.idle_since > oldest:
@@ -277,7 +311,7 @@ class Upstreams:
         try:
             target = self._targets.get(url) or self._targets.setdefault(url, Target.of(url))
             async with asyncio.timeout(self._settings.connect_timeout):
-                _, connection = await self._loop.create_connection(
+                _, connection = await self.loop.create_connection(
                     lambda: UpstreamConnection(url, target, self),
                     target.host,
                     target.port,
@@ -295,7 +329,7 @@ class Upstreams:
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Take back a connection whose answer was whole."""
-        connection.idle_since = self._loop.time()
+        connection.idle_since = self.loop.time()
         self._idle.setdefault(connection.url, {})[connection] = None
 
     def forget(self, connection: UpstreamConnection) -> None:

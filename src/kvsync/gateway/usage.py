@@ -33,9 +33,13 @@ class UsageTail:
         while self._size - len(self._pieces[0]) >= TAIL:
             self._size -= len(self._pieces.popleft())
 
+    def ends_with_done(self) -> bool:
+        """Whether the last event of a stream said that all was sent."""
+        return self._joined().rstrip().endswith(b"data: [DONE]")
+
     def find(self) -> dict[str, object] | None:
         """The last usage object, or ``None``."""
-        tail = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        tail = self._joined()
         floor = max(0, len(tail) - TAIL)
         at = tail.rfind(_KEY, floor)
         while at >= 0:
@@ -47,6 +51,9 @@ class UsageTail:
                     return None
             at = tail.rfind(_KEY, floor, at)  # "usage": null in the chunks that carry none
         return None
+
+    def _joined(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 __all__ = ["TAIL", "UsageTail"]

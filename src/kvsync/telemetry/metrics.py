@@ -67,6 +67,7 @@ class Metrics:
             "kvsync_first_byte_seconds", "From a request's last byte to its answer's first.", "path", buckets=_LONG
         )
         self._retries = counter("kvsync_retries", "Requests sent again.", "reason")
+        self._refused_retries = counter("kvsync_retries_refused", "Requests not sent again, by reason.", "reason")
         self._connections = counter("kvsync_client_connections", "Client connections, by event.", "event")
         self._model_requests = counter("kvsync_model_requests", "Answers of engines.", "model", "status")
 
@@ -146,6 +147,9 @@ class Metrics:
 
     def retried(self, reason: str) -> None:
         self._retries(reason).inc()
+
+    def retry_refused(self, reason: str) -> None:
+        self._refused_retries(reason).inc()
 
     def connection(self, event: str) -> None:
         self._connections(event).inc()

@@ -113,9 +113,12 @@ class InOrder:
         self.rank = 0
         self.queries: list[Query] = []
         self.tickets: list[CountedTicket] = []
+        self.budget = 100
+        """Retries that may still be asked for."""
 
     def may_retry(self) -> bool:
-        return True
+        self.budget -= 1
+        return self.budget >= 0
 
     def choose(self, query: Query) -> tuple[Decision, CountedTicket]:
         self.queries.append(query)

@@ -159,6 +159,41 @@ async def test_a_reset_on_a_fresh_connection_is_retried_once_elsewhere(dying: Sc
         assert ends(home) == [("engine-0", ["reset"]), ("engine-1", ["reset"])]
 
 
+async def test_without_budget_there_is_no_retry_where_an_engine_had_the_request(refused: str) -> None:
+    async with house(reset_at_once, GOOD, urls=[refused]) as home:
+        home.routing.budget = 0
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (reset)")
+        # Nobody had the request at the engine that refused the connection: going on from there multiplies no work.
+        assert ends(home) == [(refused, ["connect_refused"]), ("engine-0", ["reset"])]
+        assert home.counters.retries == {"connect_refused": 1}
+        assert home.counters.refused_retries == {"retry_budget": 1}
+
+
+async def test_an_engine_that_does_not_read_the_request_is_left_for_another() -> None:
+    async def deaf(engine: FakeEngine, talk: Talk) -> None:
+        talk.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await engine.left.wait()
+
+    async def slow(engine: FakeEngine, talk: Talk) -> None:
+        """Reads all the time, but for longer than the limit in all."""
+        head = await talk.reader.readuntil(b"\r\n\r\n")
+        left = size
+        assert b"content-length: %d" % left in head
+        while left:
+            left -= len(await talk.reader.read(1 << 20))
+            await asyncio.sleep(0.005)
+        await talk.send(reply(b"good"))
+
+    size = 30 << 20
+    async with house(deaf, slow, send_timeout=0.3, first_byte_timeout=0.4) as home:
+        answer = await (await home.client()).ask(BODY.ljust(size))
+        assert (answer.status, answer.body) == (200, b"good")
+        assert ends(home) == [("engine-0", ["send_timeout"]), ("engine-1", ["ok"])]
+        assert home.counters.retries == {"send_timeout": 1}
+        home.engine.left.set()
+
+
 async def test_that_retry_can_be_switched_off() -> None:
     async with house(reset_at_once, GOOD, retry_fresh_reset=False) as home:
         assert (await (await home.client()).ask()).status == 502

@@ -19,6 +19,7 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.cut("/v1/completions", "client_gone")
     metrics.first_byte("/v1/completions", 0.1)
     metrics.retried("connect_refused")
+    metrics.retry_refused("retry_budget")
     metrics.connection("opened")
     metrics.model_answered(model, 200)
     metrics.model_answered(model, 500)
