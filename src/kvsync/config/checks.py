@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsync.config.addresses import Address, http_address, tcp_address
-from kvsync.config.model import AdminSettings, EngineSettings, GatewaySettings
+from kvsync.config.curve import BadKey, secret_key
+from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings
 from kvsync.config.yamlfile import Path_, dotted
 
 
@@ -50,6 +51,23 @@ def check_listeners(gateway: GatewaySettings | None, admin: AdminSettings | None
     if gateway.host == admin.host or _any(gateway.host) or _any(admin.host):
         message = f"{admin.port} is the gateway's port too"
         yield Problem(("admin", "port"), message, "give the two different ports")
+
+
+def check_curve(curve: CurveSettings | None) -> Iterator[Problem]:
+    """All of the keys or none, and a file that holds one."""
+    if curve is None:
+        return
+    place = ("events", "curve")
+    given = [name for name in type(curve).model_fields if getattr(curve, name) is not None]
+    for name in type(curve).model_fields:
+        if given and name not in given:
+            message = f"is missing beside {' and '.join(given)}"
+            yield Problem((*place, name), message, "CURVE needs all three: add it, or remove the others")
+    if curve.secret_key_file is not None:
+        try:
+            secret_key(curve.secret_key_file)
+        except BadKey as bad:
+            yield Problem((*place, "secret_key_file"), str(bad), bad.mend)
 
 
 def _any(host: str) -> bool:
@@ -125,4 +143,4 @@ def _sockets(engine: EngineSettings) -> Iterator[tuple[str, Address, int]]:
         yield "replay", tcp_address(engine.replay), engine.data_parallel_size
 
 
-__all__ = ["Problem", "SoundEngine", "SoundModel", "check_listeners", "check_models"]
+__all__ = ["Problem", "SoundEngine", "SoundModel", "check_curve", "check_listeners", "check_models"]

@@ -17,10 +17,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvsync.config.checks import Problem, SoundEngine, SoundModel, check_listeners, check_models
+from kvsync.config.checks import Problem, SoundEngine, SoundModel, check_curve, check_listeners, check_models
 from kvsync.config.environment import TEMPLATE, Given, default_policy, environment, flags, mend_of
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
-from kvsync.config.model import AdminSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
+from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
 from kvsync.config.yamlfile import Document, Path_, dotted, parse_yaml, read_yaml
 
 _log = logging.getLogger(__name__)
@@ -168,6 +168,7 @@ class _Stack:
 
     def _problems(self) -> Iterator[Problem]:
         yield from check_listeners(self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin"))
+        yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
         yield from check_models(list(self._sound_models()))
 
     def _sound(self, model: type[_Model], section: str) -> _Model | None:
@@ -207,7 +208,13 @@ class _Stack:
 
 def _strict(model: type[_Model], data: object) -> _Model:
     """Validated as JSON: there lists are tuples and text is a path, but text is no number."""
-    return model.model_validate_json(json.dumps(data), strict=True)
+    return model.model_validate_json(json.dumps(data, default=_text), strict=True)
+
+
+def _text(value: object) -> str:
+    """A path, which the environment's layer has as one."""
+    assert isinstance(value, Path), value
+    return str(value)
 
 
 def _is_text(value: str) -> bool:
