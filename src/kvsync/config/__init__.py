@@ -5,6 +5,7 @@ and raises one :class:`ConfigError` that lists every fault at once, each with th
 Everything is frozen: a changed file makes a new :class:`Settings`, never a changed one.
 """
 
+from kvsync.config.access import EngineTlsSettings, SaltPolicy, TenantSettings, TlsSettings
 from kvsync.config.faults import ConfigError, Fault
 from kvsync.config.loading import Loaded, load, read
 from kvsync.config.model import (
@@ -28,6 +29,7 @@ __all__ = [
     "AdminSettings",
     "ConfigError",
     "EngineSettings",
+    "EngineTlsSettings",
     "EventsSettings",
     "Fault",
     "GatewaySettings",
@@ -38,9 +40,12 @@ __all__ = [
     "Port",
     "RemoteTokenizerSettings",
     "RoutingSettings",
+    "SaltPolicy",
     "Seconds",
     "Settings",
     "TelemetrySettings",
+    "TenantSettings",
+    "TlsSettings",
     "TokenizerSettings",
     "load",
     "read",

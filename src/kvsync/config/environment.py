@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, get_origin
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
+from kvsync.config.access import SECRETS
 from kvsync.config.faults import Fault, nearest
 from kvsync.config.model import Settings
 
@@ -45,13 +47,15 @@ def _leaves(model: type[BaseModel], above: Place = ()) -> Iterator[tuple[Place, 
         place = (*above, name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _leaves(field.annotation, place)
-        elif place != ("models",):
+        elif place not in (("models",), ("tenants",)):
             yield place, field.annotation
 
 
 _TYPES: dict[Place, Any] = dict(_leaves(Settings))
 OWN_NAMES: dict[str, Place] = {"KVSYNC_" + "_".join(place).upper(): place for place in _TYPES}
 """Every ``KVSYNC_*`` name that says one setting."""
+FILES: tuple[Place, ...] = tuple(place for place, kind in _TYPES.items() if Path in get_args(kind))
+"""Settings that are paths."""
 
 _AIBRIX: dict[str, Place] = {
     "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": ("events", "enabled"),
@@ -88,7 +92,7 @@ _UNUSED: dict[str, str] = {
     "AIBRIX_MAX_TOKENIZERS_PER_POOL": "one pool serves every model; KVSYNC_TOKENIZER_REMOTE_CONNECTIONS bounds it",
     "AIBRIX_STATESYNC_ENABLED": "every gateway follows all engines itself",
     "AIBRIX_STATESYNC_SYNC_PERIOD": "every gateway follows all engines itself",
-    "AIBRIX_AUTH_BEARER_TOKEN": "this gateway does not check API keys: requests are NOT authenticated by it",
+    "AIBRIX_AUTH_BEARER_TOKEN": "keys are those of `tenants` in the file: requests are NOT authenticated by this one",
     "AIBRIX_HTTPROUTE_CACHE_TTL": "there are no HTTPRoutes",
     "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES": "there is no gRPC; KVSYNC_GATEWAY_MAX_BODY_BYTES bounds a request",
     "AIBRIX_TTFT_THRESHOLD_S": "time to first byte is a histogram in the metrics",
@@ -135,8 +139,11 @@ def convert(place: Place, text: str) -> object:
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, ValueError):
             raise _Bad(str(cause), getattr(cause, "mend", "correct it")) from None
-        raise _Bad(f"{text!r}: {first['msg'][:1].lower()}{first['msg'][1:]}", mend_of(first["type"])) from None
-    return value
+        shown = "a value that is not shown" if place[-1] in SECRETS else repr(text)
+        raise _Bad(f"{shown}: {first['msg'][:1].lower()}{first['msg'][1:]}", mend_of(first["type"])) from None
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 def mend_of(kind: str) -> str:
@@ -229,6 +236,7 @@ def _take(layer: Layer, name: str, place: Place, text: str, parse: Callable[[str
 
 __all__ = [
     "ALGORITHM",
+    "FILES",
     "OWN_NAMES",
     "TEMPLATE",
     "Given",

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from kvsync.config.access import SECRETS, TenantSettings
+from kvsync.config.access_checks import SoundTenant, check_access
 from kvsync.config.checks import Problem, SoundEngine, SoundModel, check_curve, check_listeners, check_models
-from kvsync.config.environment import TEMPLATE, Given, default_policy, environment, flags, mend_of
+from kvsync.config.environment import FILES, TEMPLATE, Given, default_policy, environment, flags, mend_of
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
 from kvsync.config.yamlfile import Document, Path_, dotted, parse_yaml, read_yaml
@@ -93,7 +95,7 @@ class _Stack:
         for given in (*above.given, *top.given):
             self._put(given)
         warnings = [*above.warnings, *self._template(environ)]
-        self._root_tokenizers()
+        self._root_files()
         settings = self._validate()
         self._faults += [self._fault(problem) for problem in self._problems()]
         if self._faults or settings is None:
@@ -133,14 +135,31 @@ class _Stack:
         else:
             yield f"{TEMPLATE} is not used: an endpoint is set ({self._origin(place)})"
 
-    def _root_tokenizers(self) -> None:
-        """A folder named in the file is looked for beside the file."""
-        models = self._data.get("models")
-        if self._file is None or not isinstance(models, list):
+    def _root_files(self) -> None:
+        """A file or folder named in the file is looked for beside it."""
+        if self._file is None:
             return
-        for model in models:
-            if isinstance(model, dict) and isinstance(folder := model.get("tokenizer"), str):
-                model["tokenizer"] = str(self._file.parent / folder)
+        for *above, name in (place for place in FILES if place not in self._given):
+            self._root(self._peek(above), name)
+        for model in self._listed("models"):
+            self._root(model, "tokenizer")
+        for tenant in self._listed("tenants"):
+            self._root(tenant, "api_keys_file")
+
+    def _root(self, section: object, name: str) -> None:
+        assert self._file is not None
+        if isinstance(section, dict) and isinstance(path := section.get(name), str):
+            section[name] = str(self._file.parent / path)
+
+    def _peek(self, place: Sequence[str]) -> object:
+        node: object = self._data
+        for part in place:
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    def _listed(self, name: str) -> list[Any]:
+        listed = self._data.get(name)
+        return listed if isinstance(listed, list) else []
 
     def _validate(self) -> Settings | None:
         try:
@@ -163,6 +182,8 @@ class _Stack:
             return Fault(origin, name, "is missing", "add it")
         given = repr(error["input"])
         given = given if len(given) <= 80 else given[:77] + "..."
+        if not SECRETS.isdisjoint(path):
+            given = "a value that is not shown"
         message = error["msg"][:1].lower() + error["msg"][1:]
         return Fault(origin, name, f"{given}: {message}", mend_of(kind))
 
@@ -170,13 +191,18 @@ class _Stack:
         yield from check_listeners(self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin"))
         yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
         yield from check_models(list(self._sound_models()))
+        yield from check_access(
+            self._sound(GatewaySettings, "gateway"),
+            self._sound(AdminSettings, "admin"),
+            list(self._sound_tenants()),
+            bool(self._data.get("tenants")),
+        )
 
     def _sound(self, model: type[_Model], section: str) -> _Model | None:
         return _sound(model, self._data.get(section, {}))
 
     def _sound_models(self) -> Iterator[SoundModel]:
-        models = self._data.get("models")
-        for position, raw in enumerate(models if isinstance(models, list) else ()):
+        for position, raw in enumerate(self._listed("models")):
             if not isinstance(raw, dict):
                 continue
             path: Path_ = ("models", position)
@@ -188,6 +214,12 @@ class _Stack:
                 if (engine := _sound(EngineSettings, item)) is not None
             ]
             yield SoundModel(path, head.name if head else None, head.tokenizer if head else None, engines)
+
+    def _sound_tenants(self) -> Iterator[SoundTenant]:
+        for position, raw in enumerate(self._listed("tenants")):
+            tenant = _sound(TenantSettings, raw)
+            if tenant is not None:
+                yield SoundTenant(("tenants", position), tenant)
 
     def _fault(self, problem: Problem) -> Fault:
         return Fault(self._origin(problem.path), dotted(problem.path), problem.message, problem.mend)
@@ -239,6 +271,8 @@ def _fields(path: Path_) -> list[str]:
     for part in path:
         if part == "models":
             model = ModelSettings
+        elif part == "tenants":
+            model = TenantSettings
         elif part == "engines":
             model = EngineSettings
         elif isinstance(part, str) and part in model.model_fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -170,6 +171,8 @@ class GatewaySettings(_Section):
     """Further POST paths passed to the engines, routed by load."""
     expose_tokenize: bool = False
     """Answer /tokenize and /detokenize (by an engine of the model)."""
+    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    """Open client connections; further ones are answered with 503 and closed."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 32 << 20
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
     connect_timeout: Seconds = 2.0
@@ -232,7 +235,7 @@ class EngineSettings(_Section):
     spec_decode: Literal["eagle"] | None = None
     attention_chunk_size: Annotated[int, Field(ge=1)] | None = None
     usable_blocks: Annotated[int, Field(ge=1)] | None = None
-    labels: dict[str, str] = {}
+    labels: Mapping[str, str] = {}
 
 
 class ModelSettings(_Section):

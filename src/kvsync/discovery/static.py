@@ -213,7 +213,7 @@ def _content(file: Path) -> bytes | str:
 
 
 def _needs_restart(old: Settings, new: Settings) -> list[str]:
-    sections = (name for name in type(old).model_fields if name != "models")
+    sections = (name for name in type(old).model_fields if name not in ("models", "tenants"))
     later = [
         f"{section}.{field}"
         for section in sections

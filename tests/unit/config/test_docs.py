@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from kvsync.config import ConfigError, EngineSettings, ModelSettings, Settings, read
+from kvsync.config import ConfigError, EngineSettings, ModelSettings, Settings, TenantSettings, read
 from kvsync.config import environment as names
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def leaves(model: type[BaseModel], path: str) -> Iterator[tuple[str, FieldInfo]]
         here = f"{path}.{name}" if path else name
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from leaves(field.annotation, here)
-        elif here not in ("models", "models[].engines"):
+        elif here not in ("models", "models[].engines", "tenants"):
             yield here, field
 
 
@@ -45,6 +45,7 @@ SETTINGS = [
     *leaves(Settings, ""),
     *leaves(ModelSettings, "models[]"),
     *leaves(EngineSettings, "models[].engines[]"),
+    *leaves(TenantSettings, "tenants[]"),
 ]
 
 
@@ -55,7 +56,9 @@ def shown(field: FieldInfo) -> str:
         return "–"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
-    return "`[]`" if field.default == () else f"`{field.default}`"
+    if isinstance(field.default, tuple):
+        return ", ".join(f"`{item}`" for item in field.default) or "`[]`"
+    return f"`{field.default}`"
 
 
 def allowed(field: FieldInfo) -> str:
@@ -72,7 +75,7 @@ def allowed(field: FieldInfo) -> str:
 @pytest.mark.parametrize(("path", "field"), SETTINGS, ids=[path for path, _ in SETTINGS])
 def test_a_setting_s_row(path: str, field: FieldInfo) -> None:
     cells = ROWS[f"`{path}`"]
-    if not path.startswith("models"):
+    if not path.startswith(("models", "tenants")):
         variable, *cells = cells
         assert names.OWN_NAMES[variable.strip("`")] == tuple(path.split("."))
     default, _, bounds, meaning = cells
