@@ -135,6 +135,10 @@ class NewEpoch(NamedTuple):
     """Drop all that is known of the worker; what follows is another epoch, from its number 0 on."""
 
 
+class Relearn(NamedTuple):
+    """Drop all that is known of the worker; what follows is the same epoch, from its number 0 on."""
+
+
 class AskReplay(NamedTuple):
     """Open a replay round when its turn comes, and say so with ``replay_started``. There is never a second one."""
 
@@ -145,7 +149,7 @@ class StopReplay(NamedTuple):
     """The open replay round is over, answered or not: nothing more of it may reach the stream."""
 
 
-Action: TypeAlias = Apply | Forget | NewEpoch | AskReplay | StopReplay
+Action: TypeAlias = Apply | Forget | NewEpoch | Relearn | AskReplay | StopReplay
 
 
 class Budget:
