@@ -149,6 +149,9 @@ class _Screen:
     def new_epoch(self, worker: str) -> None:
         _notice("a new epoch: the engine counts from 0")
 
+    def relearn(self, worker: str) -> None:
+        _notice("the same epoch once more, from its number 0 on")
+
     def _stop(self) -> None:
         self._closed.set()
         self._loop.call_soon_threadsafe(self._end.set)
