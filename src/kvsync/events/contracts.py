@@ -1,14 +1,17 @@
 """What this room needs from others, and what it tells them: plain protocols and values.
 
-The index satisfies :class:`Sink` without this room knowing it. All calls of one sink come from one thread, in order;
-nothing of a worker reaches it before ``add_worker`` or after ``remove_worker``.
+The index satisfies :class:`Sink` without this room knowing it. Its calls come from the reader's thread, in order; only
+``remove_worker`` may come from any thread at any time, so that a removal waits for nothing that is queued. Hence what
+was read of a worker before its removal may still come after it, and has to be ignored like everything else about a
+worker that is not registered; nothing of it comes after the next ``add_worker``. ``add_worker`` for a registered worker
+makes it new (other facts, another place), which is not the same as removing it first: it is the same engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from kvsync.discovery.model import Engine
 from kvsync.events.stream import Counts, State
@@ -37,6 +40,8 @@ class Sink(Protocol):
     def forget(self, worker: str) -> None: ...
 
     def new_epoch(self, worker: str) -> None: ...
+
+    def relearn(self, worker: str) -> None: ...
 
     def suspend(self, worker: str) -> None: ...
 
@@ -95,6 +100,11 @@ class Locator(Protocol):
         ...
 
 
+Alarm: TypeAlias = Literal["not_located", "no_connection", "handshake", "silent"]
+"""What keeps a stream from being of use: it is not known where it is; nobody listens there; who does speaks no ZMQ, or
+not with us; the engine serves requests and publishes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """One worker's stream at one moment."""
@@ -114,6 +124,8 @@ class WorkerStatus:
     connected: bool
     connected_since: float | None
     """Unix time."""
+    asleep: bool = False
+    """Its engine sleeps, as its metrics say: the cache is gone, and no credit is given until it is awake."""
     counts: Counts = field(default_factory=Counts)
     connections: int = 0
     disconnections: int = 0
@@ -121,8 +133,11 @@ class WorkerStatus:
     errors: Mapping[str, int] = field(default_factory=dict)
     """By reason: ``frame_count``, ``sequence_size``, ``sequence_range``, ``handshake``, ``connect_timeout``,
     ``endpoint``, ``overrun``, ``sink``, ``undecodable``."""
+    scrapes_failed: Mapping[str, int] = field(default_factory=dict)
+    """Looks at its engine's ``/metrics``, by reason: ``unreachable``, ``timeout``, ``status``, ``too_large``."""
+    alarm: Alarm | None = None
     problem: str | None = None
-    """Why the stream can't be followed yet."""
+    """The alarm as a sentence, with the mend."""
 
 
 Observer: TypeAlias = Callable[[str, int, EventBatch], None]
@@ -131,6 +146,7 @@ and in the reader's thread: be quick. One that raises is dropped."""
 
 
 __all__ = [
+    "Alarm",
     "Located",
     "Locator",
     "NotLocated",

@@ -3,7 +3,7 @@
 The asyncio side of the room. It knows engines; the reader thread knows streams. What must always hold:
 
 * An engine that is added, changed or removed meets no trace of its former self: the reader ends a registration before
-  the next begins.
+  the next begins. A removal waits for nothing: when it returns, the sink knows none of the engine's workers.
 * No engine waits for another: each has a task of its own that finds its streams, asks again while the engine doesn't
   answer (:data:`RETRY_FIRST` … :data:`RETRY_LAST`), and looks again when a stream connects anew or stays away.
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ import aiohttp
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Locator, NotLocated, Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
+from kvsync.events.scrape import EngineMetrics, OnHits, Scraper
 from kvsync.events.sources import HttpLocator
 from kvsync.events.stream import State
 
@@ -55,6 +55,8 @@ class EventManager:
         sink: the index.
         locator: finds an engine's streams; by default :class:`kvsync.events.sources.HttpLocator`.
         start_sequence: the first number wanted of each stream; above 0 only for who looks on (``kvsync watch``).
+        on_hits: hears, on the event loop, what an engine's metrics counted since the last look: (worker, tokens looked
+            up in its prefix cache, tokens found there), requests of others included.
     """
 
     def __init__(
@@ -65,14 +67,17 @@ class EventManager:
         locator: Locator | None = None,
         timer: Timer | None = None,
         start_sequence: int = 0,
+        on_hits: OnHits | None = None,
     ) -> None:
         self._sink = sink
         self._settings = settings
         self._locator = locator
         self._timer = timer
         self._start_sequence = start_sequence
+        self._on_hits = on_hits
         self._session: aiohttp.ClientSession | None = None
         self._reader: Reader | None = None
+        self._scraper: Scraper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._registrations: dict[str, _Registration] = {}
         self._observers: list[Observer] = []
@@ -87,16 +92,11 @@ class EventManager:
 
         Raises:
             ImportError: pyzmq is not installed.
+            OSError: what the reader needs can't be had: files, or the keys of ``events.curve``.
         """
         from kvsync.events.reader import Reader
 
         self._loop = asyncio.get_running_loop()
-        if self._locator is None:
-            # Engines are foreign: what they send is neither unpacked, nor kept to be sent back.
-            self._session = aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), headers={"Accept-Encoding": "identity"}, auto_decompress=False
-            )
-            self._locator = HttpLocator(self._session, self._settings.connect_timeout)
         self._reader = Reader(
             self._sink,
             self._settings,
@@ -104,6 +104,16 @@ class EventManager:
             timer=self._timer,
             start_sequence=self._start_sequence,
         )
+        if self._locator is None:
+            # Engines are foreign: what they send is neither unpacked, nor kept to be sent back.
+            self._session = aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(), headers={"Accept-Encoding": "identity"}, auto_decompress=False
+            )
+            self._locator = HttpLocator(self._session, self._settings.connect_timeout)
+            self._scraper = Scraper(
+                self._session, self._settings.metrics_interval, self._settings.connect_timeout, self._scraped
+            )
+            self._scraper.start()
         for observer in self._observers:
             self._reader.observe(observer)
         self._reader.start()
@@ -115,6 +125,8 @@ class EventManager:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._registrations.clear()
+        if self._scraper is not None:
+            await self._scraper.stop()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
         if self._session is not None:
@@ -123,31 +135,48 @@ class EventManager:
     async def add(self, engine: Engine) -> None:
         """Follow an engine. Returns at once; an engine that is not there yet is tried until it is."""
         await self.remove(engine.uid)
-        registration = _Registration(engine)
-        self._registrations[engine.uid] = registration
+        self._register(engine)
+
+    async def change(self, engine: Engine) -> None:
+        """Take an engine's new description. Only a change of what is followed opens its streams anew; as it is the same
+        engine, what the sink noted of it stays."""
+        before = self._registrations.get(engine.uid)
+        if before is not None and _followed_facts(before.engine) == _followed_facts(engine):
+            before.engine = engine
+            return
+        now = _workers(engine)
+        self._end(engine.uid, stay=now)
+        self._register(engine)
+
+    async def remove(self, uid: str) -> None:
+        """Follow an engine no longer. The sink knows none of its workers when this returns."""
+        self._end(uid)
+
+    def resync(self, worker: str) -> None:
+        """Have a worker forgotten and followed anew from the beginning of its stream. Any thread may."""
+        if self._reader is not None:
+            self._reader.resync(worker)
+
+    def _register(self, engine: Engine) -> None:
+        registration = self._registrations[engine.uid] = _Registration(engine)
         if engine.kv_events:
             registration.task = asyncio.create_task(self._keep(registration), name=f"kv events of {engine.name}")
 
-    async def change(self, engine: Engine) -> None:
-        """Take an engine's new description. Only a change of what is followed opens its streams anew."""
-        registration = self._registrations.get(engine.uid)
-        if registration is not None and _followed_facts(registration.engine) == _followed_facts(engine):
-            registration.engine = engine
-        else:
-            await self.add(engine)
-
-    async def remove(self, uid: str) -> None:
-        """Follow an engine no longer. Afterwards the sink hears nothing more of its workers."""
+    def _end(self, uid: str, stay: Collection[str] = ()) -> None:
+        """End a registration; ``stay`` are workers that are about to be followed again. Waits for nothing: the commands
+        given to the reader here precede those of whatever is registered next."""
         registration = self._registrations.pop(uid, None)
         if registration is None or registration.task is None:
             return
         registration.task.cancel()
-        await asyncio.gather(registration.task, return_exceptions=True)
+        if self._scraper is not None:
+            self._scraper.remove(uid)
         assert self._reader is not None
-        reader = self._reader
-        ends = [reader.unfollow(registration.engine.worker(rank)) for rank in registration.engine.ranks]
-        with suppress(ReaderEnded):  # then the sink has none of the workers any more
-            await asyncio.gather(*map(asyncio.wrap_future, ends))
+        for worker in _workers(registration.engine):
+            if worker in stay:
+                self._reader.release(worker)
+            else:
+                self._reader.unfollow(worker)
 
     def served(self, worker: str) -> None:
         """Tell that a worker answered a request just now: a stream that stays silent all the same is probed.
@@ -197,7 +226,11 @@ class EventManager:
                         connected=False,
                         connected_since=None,
                     )
-                found.append(replace(status, problem=registration.problem))
+                if registration.problem is not None:
+                    status = replace(status, alarm="not_located", problem=registration.problem)
+                if self._scraper is not None:
+                    status = replace(status, scrapes_failed=self._scraper.failures(engine.uid))
+                found.append(status)
         return found
 
     def _relocate(self, uid: str) -> None:
@@ -210,6 +243,21 @@ class EventManager:
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(wake)
+
+    def _scraped(self, engine: Engine, page: EngineMetrics) -> None:
+        """An engine's metrics were looked at."""
+        assert self._reader is not None
+        for rank in engine.ranks:
+            worker = engine.worker(rank)
+            if page.restarted:
+                self._reader.hint_restart(worker)
+            figures = page.ranks.get(rank)
+            if figures is None:
+                continue
+            if figures.asleep is not None:
+                self._reader.sleeping(worker, figures.asleep)
+            if figures.queries and self._on_hits is not None:
+                self._on_hits(worker, figures.queries, figures.hits)
 
     async def _keep(self, registration: _Registration) -> None:
         """Keep one engine's streams where the engine says they are."""
@@ -230,6 +278,8 @@ class EventManager:
                         continue
                     await asyncio.wrap_future(self._reader.follow(target))
                     followed[target.worker] = target
+                if self._scraper is not None:  # now that the reader knows whom it is about
+                    self._scraper.look(registration.engine)
             except NotLocated as error:
                 problem = str(error)
             except ReaderEnded:  # the manager says so in ``failed``
@@ -243,6 +293,11 @@ class EventManager:
                 delay = RETRY_FIRST
             except TimeoutError:
                 delay = min(2 * delay, RETRY_LAST)
+
+
+def _workers(engine: Engine) -> set[str]:
+    """Those that are followed."""
+    return {engine.worker(rank) for rank in engine.ranks} if engine.kv_events else set()
 
 
 def _followed_facts(engine: Engine) -> Engine:

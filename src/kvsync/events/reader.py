@@ -1,9 +1,11 @@
 """The one thread that reads all streams and feeds the sink.
 
 What must always hold
-    * All sockets, streams and sink calls belong to this thread. Others hand it commands, which run between two drains
-      in the order given; hence whatever was read for an earlier registration of a worker is with the sink, or gone,
-      before the next one begins, and nothing of it arrives later.
+    * All sockets and streams belong to this thread, and so do the sink's calls. Others hand it commands, which run
+      between two drains in the order given; hence whatever was read for an earlier registration of a worker is with the
+      sink, or gone, before the next one begins, and nothing of it arrives later.
+    * Only the end of a worker waits for nothing: whoever ends it tells the sink at once. What this thread still has for
+      the worker is about nobody then, and no command given before brings it back (``_wanted`` says which may).
     * One turn takes a bounded number of messages and bytes, shared fairly among the sockets that have any, and hands
       them to the sink in one ``apply_many`` (more than one only where a worker must be forgotten in between).
     * Whatever an engine sends, or fails to send, costs its own stream only.
@@ -15,86 +17,30 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import zmq
 
 from kvsync.config.model import EventsSettings
 from kvsync.events.contracts import Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
-from kvsync.events.decode import decode_batch
-from kvsync.events.sockets import END, Link, WorkerSockets
-from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, State, StopReplay, Stream
-from kvsync.events.types import EventBatch, SkippedEvent, UndecodableBatch
+from kvsync.events.feed import Feed
+from kvsync.events.followed import Followed
+from kvsync.events.sockets import END, Link, WorkerSockets, curve_keys
+from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, Relearn, State, StopReplay, Stream
 from kvsync.telemetry.logs import Throttle
 
 log = logging.getLogger("kvsync.events")
 
 DRAIN_BYTES: Final = 32 << 20
 """What one turn reads at most, beyond the message that reaches it."""
-RECONNECT_FIRST: Final = 0.1
-RECONNECT_LAST: Final = 5.0
-"""Pause before a lost connection is made anew: the first after one that lasted, doubled after each that didn't."""
 SAID_AGAIN: Final = 1.0
 """Seconds in which one thing is said once of one worker: an engine that counts to and fro must not fill the disk."""
 OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
-
-
-class _Followed:
-    """One registration of a worker."""
-
-    def __init__(self, target: Target, stream: Stream, sockets: WorkerSockets, now: float) -> None:
-        self.target = target
-        self.stream = stream
-        self.sockets = sockets
-        self.errors: Counter[str] = Counter()
-        self.connected = False
-        self.connected_since: float | None = None
-        self.connections = 0
-        self.disconnections = 0
-        self.reconnect_attempts = 0
-        self.changed_at = now
-        """When the connection was made or lost."""
-        self.reconnect_at = now
-        """When the live socket is opened, while it is not."""
-        self.pause = RECONNECT_FIRST
-        self.overdue_since = now
-        """Since when a connection is waited for, or when the wait was last reported."""
-        self.overdue = False
-        self.refused = False
-        """Somebody answered in place of the engine since it was last connected."""
-        self.logged: State | None = None
-        self.applied: int | None = None
-        """The last number that the sink has taken."""
-        self.current = False
-        """What the sink was last told: whether the worker may be relied on."""
-        self.served_at = float("-inf")
-
-    def status(self) -> WorkerStatus:
-        target, stream = self.target, self.stream
-        return WorkerStatus(
-            engine=target.engine,
-            name=target.source_pod,
-            worker=target.worker,
-            rank=target.rank,
-            state=stream.state,
-            whole=stream.whole,
-            last_sequence=None if stream.last is None else self.applied,
-            endpoint=target.events,
-            replay_endpoint=target.replay,
-            connected=self.connected,
-            connected_since=self.connected_since,
-            counts=replace(stream.counts),
-            connections=self.connections,
-            disconnections=self.disconnections,
-            reconnect_attempts=self.reconnect_attempts,
-            errors=dict(self.errors + self.sockets.faults),
-        )
 
 
 class Reader:
@@ -103,6 +49,9 @@ class Reader:
     Args:
         relocate: called (in the reader's thread) with an engine's uid when one of its streams connected again or stays
             without a connection: it may have moved or changed.
+
+    Raises:
+        CurveUnusable: the keys of ``events.curve`` can't be used.
     """
 
     def __init__(
@@ -120,19 +69,21 @@ class Reader:
         self._sink = sink
         self._settings = settings
         self._relocate = relocate
-        self._timer = timer
+        self._feed = Feed(sink, timer)
+        self._curve = curve_keys(settings.curve)
         self._start_sequence = start_sequence
         self._clock = clock
         self._throttle = Throttle(log, SAID_AGAIN, clock)
         self._budget = Budget(settings.receive_bytes)
-        self._followed: dict[str, _Followed] = {}
-        self._by_socket: dict[object, _Followed] = {}
-        self._replay_queue: OrderedDict[_Followed, int] = OrderedDict()
-        self._replaying: set[_Followed] = set()
-        self._batch: list[tuple[str, bytes]] = []
-        self._sequences: list[int] = []
-        self._observers: tuple[Observer, ...] = ()
+        self._followed: dict[str, Followed] = {}
+        self._by_socket: dict[object, Followed] = {}
+        self._replay_queue: OrderedDict[Followed, int] = OrderedDict()
+        self._replaying: set[Followed] = set()
         self._ticked_at = float("-inf")
+        self._wanted: dict[str, object] = {}
+        """Which registration of a worker the sink may have, by a token that its commands carry."""
+        self._wanting = threading.Lock()
+        """Guards ``_wanted``, together with the sink's additions and removals."""
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._lock = threading.Lock()
@@ -152,7 +103,8 @@ class Reader:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it. All workers are removed from the sink."""
+        """Remove all workers from the sink, end the thread and wait for it."""
+        self._unwant_all()
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -160,23 +112,60 @@ class Reader:
         self._thread.join()
 
     def follow(self, target: Target) -> Future[None]:
-        """Follow a stream from its beginning; an earlier registration of its worker ends first.
+        """Follow a stream from its beginning. For a worker that is followed already it is made new in the sink, not
+        removed: what the sink noted of the engine itself stays.
 
         The future raises ``ReaderEnded`` after the end.
         """
-        return self._submit(lambda: self._follow(target))
+        with self._wanting:
+            token = self._wanted.setdefault(target.worker, object())
+        return self._submit(lambda: self._follow(target, token))
 
-    def unfollow(self, worker: str) -> Future[None]:
-        """End a registration. When the future is done, the sink hears nothing more of the worker."""
-        return self._submit(lambda: self._unfollow(worker))
+    def unfollow(self, worker: str) -> None:
+        """End a worker: the sink knows it no more when this returns, whatever the thread is busy with."""
+        with self._wanting:
+            if self._wanted.pop(worker, None) is not None:
+                self._sink.remove_worker(worker)
+
+        def work() -> None:
+            self._close(worker)
+
+        self._submit(work)
+
+    def release(self, worker: str) -> None:
+        """Leave a worker's stream, which is about to be followed elsewhere; until then nothing is believed of it."""
+        self._submit(lambda: self._release(worker))
+
+    def resync(self, worker: str) -> None:
+        """What is known of a worker is doubted: have it forgotten, and its stream followed from its beginning."""
+
+        def work() -> None:
+            followed = self._followed.get(worker)
+            if followed is not None:
+                log.warning("%s: forgotten and followed anew, because its answers contradict what was known", worker)
+                self._carry_out(followed, followed.stream.resync(self._clock()))
+
+        self._submit(work)
+
+    def hint_restart(self, worker: str) -> None:
+        """A worker's engine may be another process than before: have its stream look."""
+
+        def work() -> None:
+            followed = self._followed.get(worker)
+            if followed is not None:
+                self._carry_out(followed, followed.stream.hint_restart(self._clock()))
+
+        self._submit(work)
+
+    def sleeping(self, worker: str, asleep: bool) -> None:
+        """A worker's engine is asleep, or awake; to be told again and again."""
+        self._submit(lambda: self._sleeping(worker, asleep))
 
     def observe(self, observer: Observer) -> None:
-        with self._lock:
-            self._observers = (*self._observers, observer)
+        self._feed.observe(observer)
 
     def unobserve(self, observer: Observer) -> None:
-        with self._lock:
-            self._observers = tuple(o for o in self._observers if o is not observer)
+        self._feed.unobserve(observer)
 
     def served(self, worker: str) -> None:
         """A worker's engine answered a request just now."""
@@ -227,13 +216,13 @@ class Reader:
         finally:
             with self._lock:
                 self._closing = True
-            self._batch.clear()  # empty, unless the thread failed in the middle of a turn
-            self._sequences.clear()
+            self._feed.drop()  # empty, unless the thread failed in the middle of a turn
             try:
+                self._unwant_all()
                 while self._commands:
                     self._commands.popleft()()
                 for worker in list(self._followed):
-                    self._unfollow(worker)
+                    self._close(worker)
             finally:
                 self._context.destroy(linger=0)
                 self._wake_read.close()
@@ -254,7 +243,7 @@ class Reader:
             for followed in self._followed.values():
                 self._tick(followed, now)
         self._start_replays(now)
-        self._hand_over()
+        self._feed.hand_over()
 
     def _obey(self) -> None:
         with suppress(BlockingIOError):
@@ -263,8 +252,22 @@ class Reader:
         while self._commands:
             self._commands.popleft()()
 
-    def _follow(self, target: Target) -> None:
-        self._unfollow(target.worker)
+    def _follow(self, target: Target, token: object) -> None:
+        worker = target.worker
+        before = self._close(worker)
+        with self._wanting:
+            if self._wanted.get(worker) is not token:  # ended meanwhile
+                return
+            self._sink.add_worker(
+                worker,
+                target.model,
+                usable_blocks=target.usable_blocks,
+                attention_chunk_size=target.attention_chunk_size,
+                spec_decode=target.spec_decode,
+                hit_alignment=target.hit_alignment,
+                rank=target.rank,
+            )
+        self._sink.suspend(worker)
         now = self._clock()
         stream = Stream(
             can_replay=target.replay is not None,
@@ -273,60 +276,72 @@ class Reader:
             replay_round_timeout=self._settings.replay_round_timeout,
             start=self._start_sequence,
         )
-        sockets = WorkerSockets(self._context, target.events, target.replay, self._settings)
-        followed = _Followed(target, stream, sockets, now)
-        self._followed[target.worker] = followed
-        self._sink.add_worker(
-            target.worker,
-            target.model,
-            usable_blocks=target.usable_blocks,
-            attention_chunk_size=target.attention_chunk_size,
-            spec_decode=target.spec_decode,
-            hit_alignment=target.hit_alignment,
-            rank=target.rank,
-        )
-        self._sink.suspend(target.worker)
-        log.info("%s: following %s, replay %s", target.worker, target.events, target.replay or "not available")
+        sockets = WorkerSockets(self._context, target.events, target.replay, self._settings, self._curve)
+        followed = Followed(target, stream, sockets, now, before=before, curve=self._curve is not None)
+        self._followed[worker] = followed
+        log.info("%s: following %s, replay %s", worker, target.events, target.replay or "not available")
         self._open_live(followed, now)
 
-    def _unfollow(self, worker: str) -> None:
+    def _release(self, worker: str) -> None:
+        if self._close(worker) is not None:
+            self._sink.suspend(worker)
+            self._sink.forget(worker)
+
+    def _close(self, worker: str) -> Followed | None:
+        """Leave a stream, with what was read of it handed over. The sink still has the worker, unless it was ended."""
         followed = self._followed.get(worker)
         if followed is None:
-            return
-        self._hand_over()
+            return None
+        self._feed.hand_over()
         del self._followed[worker]
         self._stop_replay(followed)
         self._close_live(followed)
         followed.sockets.close()
         followed.stream.close()
-        self._sink.remove_worker(worker)
+        return followed
+
+    def _unwant_all(self) -> None:
+        with self._wanting:
+            while self._wanted:
+                self._sink.remove_worker(self._wanted.popitem()[0])
+
+    def _sleeping(self, worker: str, asleep: bool) -> None:
+        followed = self._followed.get(worker)
+        if followed is None or followed.asleep is asleep:
+            return
+        if asleep:
+            self._feed.hand_over()
+            followed.fell_asleep()
+            self._tell_usable(followed)
+            self._sink.forget(worker)
+            log.info("%s: its engine sleeps and has lost its cache; its blocks are forgotten", worker)
+        else:
+            followed.asleep = False
+            self._tell_usable(followed)
+            log.info("%s: its engine is awake", worker)
 
     # -- one stream -----------------------------------------------------------------------------------------------
 
-    def _open_live(self, followed: _Followed, now: float) -> None:
+    def _open_live(self, followed: Followed, now: float) -> None:
         try:
             followed.sockets.open_live()
         except zmq.ZMQError as error:  # tried again like a lost connection
             followed.errors["endpoint"] += 1
             log.warning("%s: %s: %s", followed.target.worker, followed.target.events, error)
-            self._pause(followed, now)
+            followed.pause(now)
             return
         for part in (followed.sockets.sub, followed.sockets.monitor):
             self._poller.register(part, zmq.POLLIN)
             self._by_socket[part] = followed
 
-    def _close_live(self, followed: _Followed) -> None:
+    def _close_live(self, followed: Followed) -> None:
         if followed.sockets.sub is not None:
             for part in (followed.sockets.sub, followed.sockets.monitor):
                 self._poller.unregister(part)
                 del self._by_socket[part]
             followed.sockets.close_live()
 
-    def _pause(self, followed: _Followed, now: float) -> None:
-        followed.reconnect_at = now + followed.pause
-        followed.pause = min(2 * followed.pause, RECONNECT_LAST)
-
-    def _drain(self, followed: _Followed, share: int, size: int, now: float) -> None:
+    def _drain(self, followed: Followed, share: int, size: int, now: float) -> None:
         """Read what one worker's sockets have.
 
         Messages are read first and the monitor second, so that no message of a connection is taken that is known to
@@ -361,7 +376,7 @@ class Reader:
                     break
         self._log_state(followed)
 
-    def _link(self, followed: _Followed, link: Link, now: float) -> None:
+    def _link(self, followed: Followed, link: Link, now: float) -> None:
         if link is Link.RETRIED:
             followed.reconnect_attempts += 1
         elif link is Link.REFUSED:
@@ -369,31 +384,25 @@ class Reader:
             if not followed.refused:
                 followed.refused = True
                 if followed.overdue:  # said before this was known
-                    self._log_overdue(followed)
+                    log.warning("%s: %s", followed.target.worker, followed.overdue_text())
         elif link is Link.DOWN and followed.connected:
             self._disconnected(followed, now)
         elif link is Link.UP:
-            followed.connected, followed.connected_since, followed.changed_at = True, time.time(), now
-            followed.connections += 1
-            followed.overdue = followed.refused = False
+            followed.went_up(now)
             self._carry_out(followed, followed.stream.connected(now))
             self._log_state(followed)
             if followed.connections > 1:
                 self._relocate(followed.target.engine)
 
-    def _disconnected(self, followed: _Followed, now: float) -> None:
+    def _disconnected(self, followed: Followed, now: float) -> None:
         """The connection is over, and its socket with it; another is opened after a pause."""
-        if now - followed.changed_at >= RECONNECT_LAST:
-            followed.pause = RECONNECT_FIRST
-        followed.connected, followed.connected_since, followed.changed_at = False, None, now
-        followed.disconnections += 1
-        followed.overdue_since = now
+        followed.went_down(now)
         self._close_live(followed)
-        self._pause(followed, now)
+        followed.pause(now)
         self._carry_out(followed, followed.stream.disconnected(now))
         self._log_state(followed)
 
-    def _tick(self, followed: _Followed, now: float) -> None:
+    def _tick(self, followed: Followed, now: float) -> None:
         if followed.sockets.sub is None and now >= followed.reconnect_at:
             followed.reconnect_attempts += 1
             self._open_live(followed, now)
@@ -403,35 +412,51 @@ class Reader:
                 followed.errors["connect_timeout"] += 1
                 followed.overdue_since = now
                 if not followed.overdue:
-                    self._log_overdue(followed)
+                    log.warning("%s: %s", followed.target.worker, followed.overdue_text())
                 followed.overdue = True
                 self._relocate(followed.target.engine)
         self._carry_out(followed, followed.stream.tick(now, followed.served_at))
         self._log_state(followed)
 
-    def _carry_out(self, followed: _Followed, actions: list[Action]) -> None:
+    def _carry_out(self, followed: Followed, actions: list[Action]) -> None:
         worker = followed.target.worker
+        outdated = False
         for action in actions:
             match action:
                 case Apply(seq, payload):
-                    self._batch.append((worker, payload))
-                    self._sequences.append(seq)
+                    self._feed.add(followed, seq, payload)
+                    if followed.outdated:
+                        followed.judge(seq, payload)
+                        outdated = followed.outdated
                 case StopReplay():
                     self._stop_replay(followed)
                 case AskReplay(start):
                     self._replay_queue[followed] = start
                 case Forget():
-                    self._hand_over()
+                    self._feed.hand_over()
                     self._sink.forget(worker)
                     self._log_forgotten(followed)
                 case NewEpoch():
-                    self._hand_over()
+                    self._feed.hand_over()
+                    followed.renewed()
+                    outdated = False
                     self._sink.new_epoch(worker)
                     self._throttle.log(logging.INFO, f"{worker} epoch", "%s: a new epoch begins", worker)
-        if followed.stream.current is not followed.current:
-            self._hand_over()
-            followed.current = followed.stream.current
-            (self._sink.resume if followed.current else self._sink.suspend)(worker)
+                case Relearn():
+                    self._feed.hand_over()
+                    self._sink.relearn(worker)
+                    self._throttle.log(logging.INFO, f"{worker} relearn", "%s: its epoch is replayed from 0", worker)
+        if outdated:
+            self._feed.hand_over()
+            self._sink.forget(worker)
+        followed.caught_up()
+        self._tell_usable(followed)
+
+    def _tell_usable(self, followed: Followed) -> None:
+        if followed.usable is not followed.relied_on:
+            self._feed.hand_over()
+            followed.relied_on = followed.usable
+            (self._sink.resume if followed.usable else self._sink.suspend)(followed.target.worker)
 
     def _start_replays(self, now: float) -> None:
         while self._replay_queue and len(self._replaying) < self._settings.replays_at_once:
@@ -447,7 +472,7 @@ class Reader:
                 self._by_socket[followed.sockets.dealer] = followed
             self._carry_out(followed, followed.stream.replay_started(now))
 
-    def _stop_replay(self, followed: _Followed) -> None:
+    def _stop_replay(self, followed: Followed) -> None:
         self._replay_queue.pop(followed, None)
         self._replaying.discard(followed)
         dealer = followed.sockets.dealer
@@ -456,11 +481,7 @@ class Reader:
             del self._by_socket[dealer]
             followed.sockets.stop_replay()
 
-    def _log_overdue(self, followed: _Followed) -> None:
-        why = ": something else answers there, without a ZMQ handshake" if followed.refused else ""
-        log.warning("%s: no connection to %s yet%s", followed.target.worker, followed.target.events, why)
-
-    def _log_forgotten(self, followed: _Followed) -> None:
+    def _log_forgotten(self, followed: Followed) -> None:
         worker = followed.target.worker
         if followed.target.replay is None and followed.applied is None:  # nothing was known, and none can be asked for
             level, what = logging.INFO, "what it published before is out of reach"
@@ -469,7 +490,7 @@ class Reader:
         until = "trust is partial until the engine clears its cache or restarts"
         self._throttle.log(level, f"{worker} forget {level}", "%s: %s; %s", worker, what, until)
 
-    def _log_state(self, followed: _Followed) -> None:
+    def _log_state(self, followed: Followed) -> None:
         state = followed.stream.state
         if state is not followed.logged:
             worker, last = followed.target.worker, followed.stream.last
@@ -482,53 +503,5 @@ class Reader:
                 "none" if last is None else last,
             )
             followed.logged = state
-
-    # -- the sink -------------------------------------------------------------------------------------------------
-
-    def _hand_over(self) -> None:
-        """Give the sink what was read."""
-        batch, sequences = self._batch, self._sequences
-        if not batch:
-            return
-        self._batch, self._sequences = [], []
-        started = time.perf_counter()
-        try:
-            self._sink.apply_many(batch)
-        except Exception:
-            # A fault of the sink. Which batches it took is unknown, so nothing may be believed of these workers.
-            log.exception("the index failed on a drain of %d batches", len(batch))
-            for worker in dict.fromkeys(w for w, _ in batch):
-                self._followed[worker].errors["sink"] += 1
-                self._sink.forget(worker)
-        seconds = time.perf_counter() - started
-        last = {worker: seq for (worker, _), seq in zip(batch, sequences, strict=True)}
-        for worker, seq in last.items():
-            self._followed[worker].applied = seq
-            if self._timer is not None:
-                self._timer.applied(worker, seconds)
-        if self._observers:
-            for (worker, payload), seq in zip(batch, sequences, strict=True):
-                self._show(worker, seq, payload)
-
-    def _show(self, worker: str, seq: int, payload: bytes) -> None:
-        followed = self._followed[worker]
-        try:
-            batch = _filled(decode_batch(payload), followed.target)
-        except UndecodableBatch:
-            followed.errors["undecodable"] += 1
-            return
-        for observer in self._observers:
-            try:
-                observer(worker, seq, batch)
-            except Exception:
-                log.exception("an observer of KV events failed and is dropped")
-                self.unobserve(observer)
-
-
-def _filled(batch: EventBatch, target: Target) -> EventBatch:
-    """The batch with what the wire does not say: who published it."""
-    events = tuple(
-        e if isinstance(e, SkippedEvent) else replace(e, model_name=target.model, source_pod=target.source_pod)
-        for e in batch.events
-    )
-    return replace(batch, events=events)
+            if followed.mute:
+                log.warning("%s: %s", worker, followed.silent_text())

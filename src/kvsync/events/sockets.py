@@ -25,12 +25,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvsync.config.model import EventsSettings
+from kvsync.config.curve import BadKey, secret_key
+from kvsync.config.model import CurveSettings, EventsSettings
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
 """ZMQ drops a connection that announces a larger message. The largest real batches have a few hundred kB."""
@@ -43,6 +44,38 @@ _SocketT: TypeAlias = "zmq.Socket[bytes]"
 _FAILED_HANDSHAKES: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+class CurveKeys(NamedTuple):
+    """What a client of CURVE needs, as Z85 text."""
+
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+class CurveUnusable(OSError):
+    """The keys that are configured can't be used; the text says why, and the mend."""
+
+
+def curve_keys(settings: CurveSettings) -> CurveKeys | None:
+    """The keys that are configured, the secret one from its file; ``None``: no CURVE.
+
+    Raises:
+        CurveUnusable
+    """
+    server, public, file = settings.server_key, settings.public_key, settings.secret_key_file
+    if server is None or public is None or file is None:
+        return None
+    if not zmq.has("curve"):
+        raise CurveUnusable("events.curve is configured and this libzmq has no CURVE (install the wheels of pyzmq)")
+    try:
+        secret = secret_key(file).encode()
+    except BadKey as bad:
+        raise CurveUnusable(f"events.curve.secret_key_file: {bad} ({bad.mend})") from None
+    if zmq.curve_public(secret) != public.encode():
+        raise CurveUnusable(f"events.curve.public_key does not belong to the secret key in {file} (give its own)")
+    return CurveKeys(server.encode(), public.encode(), secret)
 
 
 class Link(Enum):
@@ -59,7 +92,14 @@ class Link(Enum):
 class WorkerSockets:
     """The sockets of one worker. Opening them never waits for the network."""
 
-    def __init__(self, context: zmq.Context[Any], events: str, replay: str | None, settings: EventsSettings) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        events: str,
+        replay: str | None,
+        settings: EventsSettings,
+        curve: CurveKeys | None = None,
+    ) -> None:
         self.faults: Counter[str] = Counter()
         """Messages dropped, by reason: ``frame_count``, ``sequence_size``, ``sequence_range``."""
         self.sub: _SocketT | None = None
@@ -69,6 +109,7 @@ class WorkerSockets:
         self._events = events
         self._replay = replay
         self._settings = settings
+        self._curve = curve
         self._backlog_messages = 0
         self._backlog_bytes = 0
 
@@ -188,6 +229,10 @@ class WorkerSockets:
         socket.set(zmq.HANDSHAKE_IVL, timeout)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        if self._curve is not None:
+            socket.set(zmq.CURVE_SERVERKEY, self._curve.server)
+            socket.set(zmq.CURVE_PUBLICKEY, self._curve.public)
+            socket.set(zmq.CURVE_SECRETKEY, self._curve.secret)
 
     def _parse(self, frames: list[bytes], counts: tuple[int, ...]) -> tuple[int, bytes] | None:
         if len(frames) not in counts:

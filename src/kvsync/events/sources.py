@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,14 +25,9 @@ import aiohttp
 from kvsync.config.addresses import Address, BadAddress, http_address, tcp_address
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
+from kvsync.events.pages import MAX_METRICS_BYTES, NoPage, fetch, rank_of, samples
 
 MAX_SOURCES_BYTES: Final = 1 << 20
-MAX_METRICS_BYTES: Final = 16 << 20
-_CACHE_INFO: Final = b"vllm:cache_config_info{"
-MAX_INFO_LINES: Final = 1024
-MAX_INFO_BYTES: Final = 16 << 10
-"""Of one such line; vLLM's have some 1.5 kB. This page is read on the event loop."""
-_LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\\n]|\\.)*)"(?:,|(?=}))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +105,12 @@ class HttpLocator:
         return Located(tuple(targets), complete)
 
     async def _ask(self, engine: Engine, path: str, limit: int, wanted: bool) -> bytes | Exception | None:
-        """The body; ``None`` when the engine has no such page; the error when it didn't answer."""
+        """The body; ``None`` when the engine has no such page, or it is not wanted; the error when it didn't answer."""
         if not wanted:
             return None
         try:
-            timeout = aiohttp.ClientTimeout(total=self._timeout)
-            async with self._session.get(engine.url + path, timeout=timeout, allow_redirects=False) as response:
-                if response.status >= 500:
-                    return BadAnswer(f"GET {path}: status {response.status}")
-                if response.status != 200:
-                    return None
-                body = bytearray()
-                async for piece in response.content.iter_any():
-                    body += piece
-                    if len(body) > limit:
-                        return BadAnswer(f"GET {path}: more than {limit} bytes")
-                return bytes(body)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return await fetch(self._session, engine.url, path, limit, self._timeout)
+        except NoPage as error:
             return error
 
 
@@ -180,9 +162,7 @@ def _shifted(endpoint: str | None, rank: int) -> Address | None:
 
 def _why_not(engine: Engine, rank: int, sources: bytes | Exception | None) -> str:
     if isinstance(sources, Exception):
-        return (
-            f"no events endpoint is configured, and {engine.url} does not tell it: {sources or type(sources).__name__}"
-        )
+        return f"no events endpoint is configured, and {engine.url} does not tell it: {sources}"
     if sources is None:
         return f"no events endpoint is configured, and {engine.url} has no /kv_event_sources (vLLM 0.31 and later)"
     return f"rank {rank} of {engine.url} publishes no KV events (vLLM's --kv-events-config turns them on)"
@@ -224,31 +204,13 @@ def _port(endpoint: Any, rank: str) -> int | None:
 def parse_cache_facts(body: bytes) -> dict[int, CacheFacts]:
     """``vllm:cache_config_info`` of each rank, as far as it is there and makes sense."""
     found = {}
-    for labels in _cache_infos(body):
+    for labels, _ in samples(body, b"vllm:cache_config_info"):
         blocks, alignment = _count(labels.get("num_gpu_blocks")), _count(labels.get("cache_hit_alignment_tokens"))
-        rank = labels.get("engine", "0")
-        if rank.isascii() and rank.isdecimal() and len(rank) <= 4:
+        rank = rank_of(labels)
+        if rank is not None:
             # Block 0 is the null block and never holds anything.
-            found[int(rank)] = CacheFacts(blocks - 1 if blocks is not None and blocks > 1 else None, alignment)
+            found[rank] = CacheFacts(blocks - 1 if blocks is not None and blocks > 1 else None, alignment)
     return found
-
-
-def _cache_infos(body: bytes) -> Iterator[dict[str, str]]:
-    """The labels of each sample. Only these lines are looked at: the page has thousands."""
-    at = 0 if body.startswith(_CACHE_INFO) else body.find(b"\n" + _CACHE_INFO) + 1
-    for _ in range(MAX_INFO_LINES):
-        if not body.startswith(_CACHE_INFO, at):
-            return
-        place, end = at + len(_CACHE_INFO), at + MAX_INFO_BYTES
-        labels = {}
-        while label := _LABEL.match(body, place, end):
-            labels[label[1].decode()] = label[2].decode(errors="replace")
-            place = label.end()
-        if body.startswith(b"} ", place):
-            yield labels
-        at = body.find(b"\n" + _CACHE_INFO, place) + 1
-        if not at:
-            return
 
 
 def _count(text: str | None) -> int | None:

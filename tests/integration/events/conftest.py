@@ -39,7 +39,6 @@ class RecordingSink:
     undecodable: list[int] = field(default_factory=list)
 
     def add_worker(self, worker: str, model: str, **facts: Any) -> None:
-        assert worker not in self.facts, "registered twice"
         self.calls.append(("add", worker))
         self.facts[worker] = {"model": model, **facts}
         self.applied[worker] = []
@@ -47,9 +46,8 @@ class RecordingSink:
 
     def remove_worker(self, worker: str) -> None:
         self.calls.append(("remove", worker))
-        del self.facts[worker]
-        del self.trust[worker]
-        del self.applied[worker]
+        for known in (self.facts, self.trust, self.applied):
+            known.pop(worker, None)
 
     def apply_many(self, batches: Iterable[tuple[str, bytes]]) -> None:
         if self.slow is not None:
@@ -66,15 +64,20 @@ class RecordingSink:
                 if isinstance(event, BlockStoredEvent):
                     first = event.block_hashes[0]
                     assert isinstance(first, int)
-                    self.applied[worker].append(first)
+                    if worker in self.applied:
+                        self.applied[worker].append(first)
         self.drains.append(n)
 
     def forget(self, worker: str) -> None:
         if self.on_forget is not None:
             self.on_forget()
         self.calls.append(("forget", worker))
-        self.trust[worker] = "partial"
-        self.applied[worker] = []
+        self._begin(worker, "partial")
+
+    def _begin(self, worker: str, trust: str) -> None:
+        if worker in self.facts:
+            self.trust[worker] = trust
+            self.applied[worker] = []
 
     def suspend(self, worker: str) -> None:
         self.current.append(False)
@@ -84,8 +87,11 @@ class RecordingSink:
 
     def new_epoch(self, worker: str) -> None:
         self.calls.append(("new_epoch", worker))
-        self.trust[worker] = "exact"
-        self.applied[worker] = []
+        self._begin(worker, "exact")
+
+    def relearn(self, worker: str) -> None:
+        self.calls.append(("relearn", worker))
+        self._begin(worker, "exact")
 
 
 class Fleet:

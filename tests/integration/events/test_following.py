@@ -203,7 +203,7 @@ async def test_a_worker_is_not_current_while_a_gap_is_repaired(fleet: Fleet) -> 
 
 
 async def test_broken_connections_leave_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsync.events.reader.RECONNECT_LAST", 0.1)
+    monkeypatch.setattr("kvsync.events.followed.RECONNECT_LAST", 0.1)
     publisher = fleet.publisher()
 
     def open_files() -> int:
@@ -316,12 +316,13 @@ async def test_a_bad_engine_costs_only_itself(fleet: Fleet, kind: str, caplog: p
         assert fleet.status("bad").counts.replays == 0
         told = f"bad: no connection to tcp://127.0.0.1:{port} yet"
         if kind == "refused":
-            await fleet.until(lambda: told in caplog.messages)
+            told += ": nobody listens there; publishing has to be on there"
+            await fleet.until(lambda: told in caplog.text)
             assert "something else answers" not in caplog.text
         else:
             told += ": something else answers there, without a ZMQ handshake"
-            await fleet.until(lambda: told in caplog.messages)
-            assert caplog.messages.count(told) == 1
+            await fleet.until(lambda: told in caplog.text)
+            assert caplog.text.count(told) == 1
 
 
 async def test_events_of_another_rank_are_for_the_index_to_drop() -> None:

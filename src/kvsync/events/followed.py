@@ -1,0 +1,209 @@
+"""One registration of a worker in the reader: its stream, its sockets, and what became of them.
+
+Belongs to the reader's thread; :meth:`Followed.status` may be called from any. What must always hold: a worker may be
+relied on (:attr:`Followed.usable`) only while its stream is current *and* its engine is awake *and* it has published
+anything at all, or has had no reason to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+from kvsync.events.contracts import Alarm, Target, WorkerStatus
+from kvsync.events.decode import decode_batch
+from kvsync.events.sockets import WorkerSockets
+from kvsync.events.stream import State, Stream
+from kvsync.events.types import AllBlocksClearedEvent, UndecodableBatch
+
+RECONNECT_FIRST: Final = 0.1
+RECONNECT_LAST: Final = 5.0
+"""Pause before a lost connection is made anew: the first after one that lasted, doubled after each that didn't."""
+
+_PUBLISHING: Final = (
+    'publishing has to be on there (--kv-events-config with "enable_kv_cache_events": true and "publisher": "zmq")'
+)
+_LISTENING: Final = "with an endpoint that has * or :: for a host: with any other vLLM connects instead of listening"
+_CACHING: Final = (
+    "prefix caching not off, and the events endpoint not be the replay endpoint; prompts below one block publish "
+    "nothing"
+)
+
+
+class Followed:
+    """See the module.
+
+    Args:
+        before: the registration of the same worker that this one takes the place of.
+        curve: whether the connection uses CURVE.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        stream: Stream,
+        sockets: WorkerSockets,
+        now: float,
+        *,
+        before: Followed | None = None,
+        curve: bool = False,
+    ) -> None:
+        self.target = target
+        self.stream = stream
+        self.sockets = sockets
+        self.errors: Counter[str] = Counter()
+        self.connected = False
+        self.connected_since: float | None = None
+        self.connections = 0
+        self.disconnections = 0
+        self.reconnect_attempts = 0
+        self.changed_at = now
+        """When the connection was made or lost."""
+        self.reconnect_at = now
+        """When the live socket is opened, while it is not."""
+        self.overdue_since = now
+        """Since when a connection is waited for, or when the wait was last reported."""
+        self.overdue = False
+        self.refused = False
+        """Somebody answered in place of the engine since it was last connected."""
+        self.logged: State | None = None
+        self.applied: int | None = None
+        """The last number that the sink has taken."""
+        self.relied_on = False
+        """What the sink was last told: whether the worker may be relied on."""
+        self.served_at = float("-inf")
+        self.asleep: bool = before is not None and before.asleep
+        self._outdated: float | None = math.inf if before is not None and before.outdated else None
+        """Batches up to this number tell of a cache that is gone, and so do those behind it up to the next clear;
+        infinity while it is open which number that is. ``None``: none do."""
+        self._pause = RECONNECT_FIRST
+        self._curve = curve
+
+    @property
+    def usable(self) -> bool:
+        return self.stream.current and not self.asleep and not self.mute
+
+    @property
+    def mute(self) -> bool:
+        """Its engine answers requests and has never published a batch: nothing is known of it."""
+        return self.stream.state is State.SILENT and self.stream.last is None
+
+    # -- its connection -------------------------------------------------------------------------------------------
+
+    def pause(self, now: float) -> None:
+        """Open the live socket again after a while, later each time."""
+        self.reconnect_at = now + self._pause
+        self._pause = min(2 * self._pause, RECONNECT_LAST)
+
+    def went_up(self, now: float) -> None:
+        self.connected, self.connected_since, self.changed_at = True, time.time(), now
+        self.connections += 1
+        self.overdue = self.refused = False
+
+    def went_down(self, now: float) -> None:
+        if now - self.changed_at >= RECONNECT_LAST:
+            self._pause = RECONNECT_FIRST
+        self.connected, self.connected_since, self.changed_at = False, None, now
+        self.disconnections += 1
+        self.overdue_since = now
+
+    # -- a cache that is gone -------------------------------------------------------------------------------------
+
+    @property
+    def outdated(self) -> bool:
+        """The engine slept, and no clear came since: whatever its batches store was gone before they came."""
+        return self._outdated is not None
+
+    def fell_asleep(self) -> None:
+        self.asleep = True
+        self._outdated = math.inf
+        self.caught_up()
+
+    def caught_up(self) -> None:
+        """Note how far the batches of before a sleep reach, once all that was published is known."""
+        if self._outdated == math.inf and self.stream.current:
+            self._outdated = -1 if self.stream.last is None else self.stream.last
+
+    def renewed(self) -> None:
+        """Another process answers, whose cache is what its batches say."""
+        self._outdated = None
+
+    def judge(self, seq: int, payload: bytes) -> None:
+        """Look whether a batch has the clear that an engine publishes with its first step after a sleep."""
+        if self._outdated is not None and seq > self._outdated and self._clears(payload):
+            self._outdated = None
+
+    def _clears(self, payload: bytes) -> bool:
+        if b"AllBlocksCleared" not in payload:  # spares the decoding of nearly all
+            return False
+        try:
+            batch = decode_batch(payload)
+        except UndecodableBatch:
+            return False
+        if batch.data_parallel_rank not in (None, self.target.rank):  # the index drops it
+            return False
+        return any(isinstance(event, AllBlocksClearedEvent) for event in batch.events)
+
+    # -- how it is doing ------------------------------------------------------------------------------------------
+
+    def status(self) -> WorkerStatus:
+        target, stream = self.target, self.stream
+        alarm, problem = self._alarm()
+        return WorkerStatus(
+            engine=target.engine,
+            name=target.source_pod,
+            worker=target.worker,
+            rank=target.rank,
+            state=stream.state,
+            whole=stream.whole,
+            last_sequence=None if stream.last is None else self.applied,
+            endpoint=target.events,
+            replay_endpoint=target.replay,
+            connected=self.connected,
+            connected_since=self.connected_since,
+            asleep=self.asleep,
+            counts=replace(stream.counts),
+            connections=self.connections,
+            disconnections=self.disconnections,
+            reconnect_attempts=self.reconnect_attempts,
+            errors=dict(self.errors + self.sockets.faults),
+            alarm=alarm,
+            problem=problem,
+        )
+
+    def _alarm(self) -> tuple[Alarm | None, str | None]:
+        if self.overdue and self.refused:
+            return "handshake", self.overdue_text()
+        if self.overdue:
+            return "no_connection", self.overdue_text()
+        if self.mute:
+            return "silent", self.silent_text()
+        return None, None
+
+    def overdue_text(self) -> str:
+        """Why there is no connection, as far as that can be seen, with the mend."""
+        told = f"no connection to {self.target.events} yet"
+        if not self.refused:
+            return f"{told}: nobody listens there; {_PUBLISHING}, {_LISTENING}"
+        if self._curve:
+            return (
+                f"{told}: the CURVE handshake fails; events.curve.server_key has to be the public key of the publisher "
+                "there, and events.curve.public_key one that it admits"
+            )
+        return (
+            f"{told}: something else answers there, without a ZMQ handshake; give the port of the events endpoint, and "
+            "events.curve if the publisher wants CURVE"
+        )
+
+    def silent_text(self) -> str:
+        """Why the engine publishes nothing, as far as that can be told from here, with the mend."""
+        return (
+            f"the engine serves requests and no KV event comes from {self.target.events}, so it is routed to by load; "
+            f"{_PUBLISHING}, {_CACHING}"
+        )
+
+
+__all__ = ["RECONNECT_FIRST", "RECONNECT_LAST", "Followed"]
