@@ -81,7 +81,7 @@ class App:
         self.index = PrefixIndex()
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.fleet = Fleet(model.name for model in settings.models)
-        loads = LoadTable(time.monotonic)
+        loads = LoadTable()
         self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
         self.audit = Audit(self.metrics.audited)
         self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls, held=self.router.held)

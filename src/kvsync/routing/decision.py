@@ -67,11 +67,14 @@ class Decision:
     prompt_tokens: int
     """0 when the tokens are unknown."""
     mode: str
-    """What knowledge served: ``exact``, ``partial``, ``none`` (the chosen worker's trust) or ``load-only``."""
+    """What knowledge of the chosen worker served: ``exact``, ``partial``, ``observed`` or ``load-only``
+    (:mod:`kvsync.routing.modes`, without its hysteresis)."""
     tokenized: TokenizedRequest
     """Without its prompts: records are kept, and neither their size nor what people wrote belongs in them."""
     time: float
     """Seconds since the epoch."""
+    observed: int = 0
+    """Of the chosen worker's expected tokens, those that its answers of late let expect."""
     extra: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -47,6 +47,7 @@ def as_json(decision: Decision) -> dict[str, object]:
         "worker": decision.chosen.worker,
         "why": decision.why,
         "prompt_tokens": decision.prompt_tokens,
+        "observed": decision.observed,
         "tokens": {
             "source": tokenized.source,
             "reason": tokenized.reason,

@@ -2,7 +2,8 @@
 
 Retries multiply load exactly when engines have the least to spare: with three engines down and three tries each, a
 healthy fourth one would see four times its traffic. What must always hold: over the last :data:`WINDOW` seconds no more
-than :data:`SPARE` + :data:`SHARE` × requests are sent again, whatever happens.
+than :data:`SPARE` + :data:`SHARE` × requests are sent again, whatever happens. Requests are those of these seconds, or
+those in flight where that is more: an engine that is killed resets all that it had at once, however long it had them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class RetryBudget:
         """A request was chosen a worker for the first time."""
         self._requests[self._place()] += 1
 
-    def take(self) -> bool:
-        """Whether one more retry may be made; ``True`` counts it."""
+    def take(self, in_flight: int) -> bool:
+        """Whether one more retry may be made, with so many requests in flight; ``True`` counts it."""
         place = self._place()
-        if sum(self._retries) + 1 > SPARE + SHARE * sum(self._requests):
+        if sum(self._retries) + 1 > SPARE + SHARE * max(in_flight, sum(self._requests)):
             return False
         self._retries[place] += 1
         return True

@@ -136,7 +136,7 @@ class PrefixCache:
 
 
 def _synced(mode: str) -> str:
-    return "false" if mode == "load-only" else "true"
+    return "true" if mode in ("exact", "partial") else "false"
 
 
 def _bucket(percent: int) -> str:

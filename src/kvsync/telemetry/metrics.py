@@ -30,6 +30,8 @@ _LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 GONE: Final = "gone"
 """Stands for every worker that is not there any more."""
 TRUSTS: Final = ("exact", "partial", "none")
+MODES: Final = ("exact", "partial", "observed", "load-only")
+BREAKER_STATES: Final = ("closed", "half-open", "open")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
 KV_SYNC_STATES: Final = ("off", "waiting", "running")
 
@@ -46,6 +48,8 @@ class Metrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._scraped: list[Callable[[], None]] = []
         self._workers: set[str] = set()
+        self._models: set[str] = set()
+        """Those that have a mode."""
         self._families = families = Families(self.registry)
         self._add_requests(families)
         self._add_routing(families)
@@ -79,6 +83,7 @@ class Metrics:
         self._routing = histogram("kvsync_routing_seconds", "Time to choose a worker.", buckets=_SHORT)()
         self._refused = counter("kvsync_routing_refused", "Requests that could not be routed.", "reason")
         self._index_failures = counter("kvsync_routing_index_failures", "Lookups that failed: routed by load.")()
+        self._routing_faults = counter("kvsync_routing_faults", "Faults in choosing: routed by load.")()
         self._prompt_tokens = counter("kvsync_prompt_tokens", "Prompt tokens routed.", "model")
         self._credited_tokens = counter(
             "kvsync_credited_tokens", "Prompt tokens that the chosen worker was credited with.", "model"
@@ -89,8 +94,20 @@ class Metrics:
             "kvsync_worker_queued_prefill_tokens", "Uncached prompt tokens before their first byte.", "worker"
         )
 
+        self._breaker = gauge(
+            "kvsync_worker_breaker", "1 for the state of the worker's failure memory.", "worker", "state"
+        )
+        self._hints_dropped = families.totals(
+            "kvsync_prefix_hints_dropped", "Expected or observed prefixes that had no room.", "kind"
+        )
+        self._contradicted = families.totals(
+            "kvsync_observed_contradicted", "Answers without any of the prefix that answers before let expect."
+        )
+
     def _add_knowledge(self, families: Families) -> None:
         counter, gauge, totals = families.counter, families.gauge, families.totals
+        self._worker_mode = gauge("kvsync_worker_mode", "1 for the knowledge that serves, as told.", "worker", "mode")
+        self._model_mode = gauge("kvsync_model_mode", "1 for the knowledge that serves, as told.", "model", "mode")
         self._tokenized = counter("kvsync_tokenized", "Where requests' tokens came from.", "source", "reason")
         self._tokenizing = families.histogram(
             "kvsync_tokenizing_seconds", "Time to a request's tokens.", "source", buckets=_SHORT
@@ -108,6 +125,13 @@ class Metrics:
         )
         self._predicted = counter("kvsync_audit_predicted_tokens", "Credit of audited answers.", "worker")
         self._actual = counter("kvsync_audit_actual_tokens", "Cached tokens reported by audited answers.", "worker")
+        self._contradictions = counter(
+            "kvsync_audit_contradictions", "Times that answers spoke against a worker's credit.", "worker"
+        )
+        self._engine_queries = counter(
+            "kvsync_engine_cache_queries_tokens", "Tokens that the engine looked up, by its own metrics.", "worker"
+        )
+        self._engine_hits = counter("kvsync_engine_cache_hits_tokens", "Of these, those that it had.", "worker")
         self._reloads = counter("kvsync_config_reloads", "Changed files, by what came of it.", "result")
 
     def at_scrape(self, callback: Callable[[], None]) -> None:
@@ -186,6 +210,23 @@ class Metrics:
         if self._prefix_cache is not None:
             self._prefix_cache.failed(model, "sync_indexer_unavailable")
 
+    def routing_failed(self) -> None:
+        """A fault in choosing or recording a choice; the request is served all the same."""
+        self._routing_faults.inc()
+
+    def breaker(self, worker: str, state: str) -> None:
+        """One of :data:`BREAKER_STATES`."""
+        if worker not in self._workers:
+            return
+        for known in BREAKER_STATES:
+            self._breaker(worker, known).set(known == state)
+
+    def hints(self, dropped: Mapping[str, int], contradicted: int) -> None:
+        """Of expected and observed prefixes: totals of those that had no room, by kind, and of those proved wrong."""
+        for kind, total in dropped.items():
+            self._hints_dropped.put(total, kind)
+        self._contradicted.put(contradicted)
+
     def tried(self, worker: str, outcome: str) -> None:
         """A try at a worker ended."""
         self._tries(self._known(worker), outcome).inc()
@@ -224,6 +265,19 @@ class Metrics:
         if self._prefix_cache is not None:
             self._prefix_cache.indexer(state == "running")
 
+    def modes(self, workers: Mapping[str, str], models: Mapping[str, str]) -> None:
+        """What knowledge serves each worker and model; each one of :data:`MODES`."""
+        for worker, mode in workers.items():
+            if worker in self._workers:
+                for known in MODES:
+                    self._worker_mode(worker, known).set(known == mode)
+        for model in self._models - models.keys():
+            self._model_mode.drop("model", model)
+        self._models = set(models)
+        for model, mode in models.items():
+            for known in MODES:
+                self._model_mode(model, known).set(known == mode)
+
     def indexed(self, worker: str, trust: str, blocks: int, counts: Mapping[str, int]) -> None:
         """What the index says of a worker; totals by reason."""
         if worker not in self._workers:
@@ -256,9 +310,19 @@ class Metrics:
             self._predicted(worker).inc(predicted)
             self._actual(worker).inc(actual)
 
+    def contradicted(self, worker: str) -> None:
+        """A worker's answers spoke against its credit: it is followed anew."""
+        self._contradictions(self._known(worker)).inc()
+
+    def engine_hits(self, worker: str, queries: int, hits: int) -> None:
+        """What an engine's own metrics say that its cache was asked for, and had, since the last time."""
+        worker = self._known(worker)
+        self._engine_queries(worker).inc(queries)
+        self._engine_hits(worker).inc(hits)
+
     def reloaded(self, result: str) -> None:
         """A changed file was ``applied``, ``unchanged`` in its fleet, or ``broken``."""
         self._reloads(result).inc()
 
 
-__all__ = ["CONTENT_TYPE", "GONE", "KV_SYNC_STATES", "STREAM_STATES", "TRUSTS", "Metrics"]
+__all__ = ["BREAKER_STATES", "CONTENT_TYPE", "GONE", "KV_SYNC_STATES", "MODES", "STREAM_STATES", "TRUSTS", "Metrics"]

@@ -16,7 +16,7 @@ from kvsync.routing import filters
 from kvsync.routing.errors import BadFilter
 from kvsync.routing.expected import GRID, Expectation, ExpectedTable, Hope, context_seed, prefix_keys
 from kvsync.routing.fleet import Fleet
-from kvsync.routing.load import LONGEST_REST, LoadTable, Ticket
+from kvsync.routing.load import LoadTable, Ticket
 from tests.unit.routing.world import Clock, engine, tokens
 
 LABELS = {"tier": "gold", "app.kubernetes.io/name": "vllm", "empty": ""}
@@ -146,53 +146,32 @@ def figures(table: LoadTable, worker: str = "w") -> tuple[int, int]:
 
 
 def test_load_counts_from_the_choice_to_the_end() -> None:
-    table = LoadTable(Clock())
+    table = LoadTable()
     ticket, other = table.reserve("w", 100), table.reserve("w", 50)
     assert figures(table) == (2, 150)
     ticket.first_byte()
     ticket.first_byte()
     assert figures(table) == (2, 50)
-    ticket.end("ok")
-    ticket.end("client_gone")
+    ticket.end()
+    ticket.end()
     ticket.first_byte()
     assert figures(table) == (1, 50)
-    other.end("client_gone")
+    other.end()
     assert figures(table) == (0, 0)
 
 
 def test_a_dropped_worker_s_tickets_do_not_touch_its_next_life() -> None:
-    table = LoadTable(Clock())
+    table = LoadTable()
     old = table.reserve("w", 10)
     table.drop("w")
     table.drop("w")
     assert table.snapshot() == {}
     new = table.reserve("w", 20)
     old.first_byte()
-    old.end("ok")
+    old.end()
     assert figures(table) == (1, 20)
-    new.end("ok")
+    new.end()
     assert figures(table) == (0, 0)
-
-
-def test_rests_double_are_capped_and_end_with_an_answer() -> None:
-    clock = Clock()
-    table = LoadTable(clock)
-    rests = []
-    for _ in range(7):
-        table.reserve("w", 0).end("connect_timeout")
-        rests.append(table.cell("w").rests_until - clock.now)
-    assert rests == [1, 2, 4, 8, 16, LONGEST_REST, LONGEST_REST]
-    table.reserve("w", 0).end("client_gone")  # says nothing about the worker
-    assert table.cell("w").failures == 7
-    table.reserve("w", 0).first_byte()
-    assert table.cell("w").failures == 0
-
-
-@pytest.mark.parametrize("outcome", ["ok", "engine_error", "client_gone", "idle_timeout", "shutdown"])
-def test_other_outcomes_do_not_rest_a_worker(outcome: str) -> None:
-    table = LoadTable(Clock())
-    table.reserve("w", 0).end(outcome)
-    assert table.cell("w").rests_until == 0
 
 
 class LoadMachine(RuleBasedStateMachine):
@@ -202,7 +181,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LoadTable(Clock())
+        self.table = LoadTable()
         self.open: dict[int, tuple[str, int]] = {}
 
     @rule(target=tickets, worker=st.sampled_from("ab"), size=st.integers(0, 99))
@@ -217,9 +196,9 @@ class LoadMachine(RuleBasedStateMachine):
         if id(held[0]) in self.open:
             self.open[id(held[0])] = (self.open[id(held[0])][0], 0)
 
-    @rule(held=tickets, outcome=st.sampled_from(["ok", "client_gone", "connect_refused", "reset"]))
-    def end(self, held: list[Any], outcome: str) -> None:
-        held[0].end(outcome)
+    @rule(held=tickets)
+    def end(self, held: list[Any]) -> None:
+        held[0].end()
         self.open.pop(id(held[0]), None)
 
     @invariant()

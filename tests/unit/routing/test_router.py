@@ -187,7 +187,7 @@ def test_an_index_without_workers_is_load_only_and_an_unknown_worker_has_no_trus
     assert world.ask(PROMPT)[0].mode == "load-only"
     world.index.answer = lambda _: credit(a=0)
     decision, _ = world.ask(PROMPT, exclude=frozenset({"a"}))
-    assert (decision.chosen.worker, decision.mode) == ("b", "none")
+    assert (decision.chosen.worker, decision.mode) == ("b", "load-only")
 
 
 def test_a_prompt_with_images_is_matched_per_block_size_and_expected_by_its_images() -> None:

@@ -131,7 +131,7 @@ class World:
         self.clock = Clock()
         self.index = index or Index()
         self.fleet = Fleet()
-        self.loads = LoadTable(self.clock)
+        self.loads = LoadTable()
         self.metrics = Metrics(prefix_cache=prefix_cache_metrics)
         self.router = Router(
             None if without_index else self.index,

@@ -28,6 +28,10 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.refused("no_target")
     metrics.index_failed(model)
     metrics.tried(worker, "ok")
+    metrics.routing_failed()
+    metrics.breaker(worker, "open")
+    metrics.hints({"expected": 1, "observed": 2}, 3)
+    metrics.modes({worker: "partial"}, {model: "observed"})
     metrics.load(worker, 3, 400)
     metrics.in_flight(3)
     metrics.tokenized(model, "remote", None, 0.002)
@@ -56,6 +60,8 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.applied(worker, 1e-4)
     metrics.audited(worker, "right", 64, 64)
     metrics.audited(worker, "several_prompts")
+    metrics.contradicted(worker)
+    metrics.engine_hits(worker, 700, 300)
     metrics.reloaded("applied")
 
 
@@ -159,7 +165,18 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("audit_answers_total", {"worker": "w", "verdict": "several_prompts"}, 1),
     ("audit_predicted_tokens_total", {"worker": "w"}, 64),
     ("audit_actual_tokens_total", {"worker": "w"}, 64),
+    ("audit_contradictions_total", {"worker": "w"}, 1),
+    ("engine_cache_queries_tokens_total", {"worker": "w"}, 700),
+    ("engine_cache_hits_tokens_total", {"worker": "w"}, 300),
     ("config_reloads_total", {"result": "applied"}, 1),
+    ("routing_faults_total", {}, 1),
+    ("worker_breaker", {"worker": "w", "state": "open"}, 1),
+    ("worker_breaker", {"worker": "w", "state": "closed"}, 0),
+    ("prefix_hints_dropped_total", {"kind": "observed"}, 2),
+    ("observed_contradicted_total", {}, 3),
+    ("worker_mode", {"worker": "w", "mode": "partial"}, 1),
+    ("worker_mode", {"worker": "w", "mode": "exact"}, 0),
+    ("model_mode", {"model": "m", "mode": "observed"}, 1),
 ]
 
 
@@ -222,6 +239,10 @@ def test_what_ends_on_a_worker_that_is_gone_does_not_bring_its_series_back(metri
     metrics.audited("w", "over", 10, 5)
     metrics.applied("w", 1e-4)
     metrics.load("w", 1, 1)
+    metrics.breaker("w", "open")
+    metrics.modes({"w": "exact"}, {})
+    metrics.contradicted("w")
+    metrics.engine_hits("w", 1, 1)
     metrics.indexed("w", "exact", 1, {"orphans": 1})
     metrics.streamed("w", "live", ZmqFigures(connected=True), {"gaps": 1})
     after = samples(metrics)
@@ -272,3 +293,11 @@ def test_labels_from_hostile_names_stay_one_sample(metrics: Metrics) -> None:
     metrics.add_worker(name)
     metrics.tried(name, "ok")
     assert value(metrics, "kvsync_worker_tries_total", worker=name, outcome="ok") == 1
+
+
+def test_a_model_without_workers_has_no_mode(metrics: Metrics) -> None:
+    metrics.modes({}, {"m": "exact", "n": "partial"})
+    metrics.modes({}, {"n": "load-only"})
+    assert value(metrics, "kvsync_model_mode", model="m", mode="exact") is None
+    assert value(metrics, "kvsync_model_mode", model="n", mode="load-only") == 1
+    assert value(metrics, "kvsync_model_mode", model="n", mode="partial") == 0

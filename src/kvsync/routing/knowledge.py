@@ -1,0 +1,206 @@
+"""What is known of the workers for one request: the index's matches, choices just made, answers of late.
+
+What must always hold: nothing here fails. An index that raises costs a choice its quality, never the request, and is
+counted and logged. Credit is the index's alone; everything else is expected, a hint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+from kvsync.config import RoutingSettings
+from kvsync.index.match import Index, Match, Tier, Trust
+from kvsync.routing.board import NOTHING, Board
+from kvsync.routing.decision import Decision, Query
+from kvsync.routing.expected import Expectation, ExpectedTable, Hope, context_seed, prefix_keys
+from kvsync.routing.fleet import Slot
+from kvsync.routing.load import Cell
+from kvsync.routing.lookup import holds_beginning, match_prompt, told_apart
+from kvsync.routing.observed import ObservedTable
+from kvsync.telemetry.logs import Throttle
+from kvsync.telemetry.metrics import Metrics
+from kvsync.tokenize.types import TokenizedRequest
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+EXPECTED_PROMPTS = 8
+"""Of a request with several prompts, so many leave an expectation."""
+
+_WORST_FIRST: tuple[Trust, ...] = ("none", "partial", "exact")
+
+
+class Known(NamedTuple):
+    """All that is known for one request."""
+
+    matches: Mapping[str, Match]
+    """Empty where the index was not asked, knows nobody, or failed."""
+    hopes: Mapping[str, Hope]
+    """Of choices just made."""
+    observed: Mapping[str, Hope]
+    """Of answers; they count for workers without trust only."""
+    keys: Sequence[Sequence[int]]
+    """The prompts' prefixes."""
+
+    def match(self, worker: str) -> Match:
+        return self.matches.get(worker, NOTHING)
+
+    def observed_tokens(self, worker: str) -> int:
+        """What answers let expect of the worker, where nothing better is known of it."""
+        hope = self.observed.get(worker)
+        return hope.tokens if hope is not None and self.match(worker).trust == "none" else 0
+
+
+class Knowledge:
+    """Asks all who know something.
+
+    Args:
+        index: what caches hold, or ``None`` without KV sync.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, index: Index | None, settings: RoutingSettings, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self._index = index
+        self._metrics = metrics
+        self._throttle = Throttle(_log, clock=clock)
+        self.expected = ExpectedTable(settings.expected_lifetime, clock)
+        self.observed = ObservedTable(settings.observed_lifetime, clock)
+
+    def of(self, query: Query) -> Known:
+        """All that is known for the request."""
+        tokenized = query.tokenized
+        if not tokenized.prompts:
+            return Known({}, {}, {}, ())
+        keys = _keys(query.model, query.adapter, tokenized)
+        # An engine that computes every token whatever it holds gains nothing from any worker.
+        if not tokenized.reads_cache:
+            return Known({}, {}, {}, keys)
+        return Known(self._match(query), _summed(self.expected.lookup, keys), _summed(self.observed.lookup, keys), keys)
+
+    def board(self, query: Query, known: Known, slots: Sequence[Slot], cells: Sequence[Cell], turn: int) -> Board:
+        """The candidates as a policy sees them."""
+        found = [known.match(slot.worker) for slot in slots] if known.matches else [NOTHING] * len(slots)
+        expected = [match.expected for match in found]
+        shared = [0] * len(slots)
+        if known.observed:
+            for row, slot in enumerate(slots):
+                expected[row] = max(expected[row], known.observed_tokens(slot.worker))
+        if known.hopes:
+            for row, slot in enumerate(slots):
+                if hope := known.hopes.get(slot.worker):
+                    beyond = max(0, hope.tokens - found[row].credit)
+                    expected[row] = max(expected[row], beyond)
+                    shared[row] = beyond if hope.pending else 0
+        return Board(
+            slots,
+            found,
+            expected,
+            shared,
+            [cell.running for cell in cells],
+            [cell.queued for cell in cells],
+            sum(prompt.length for prompt in query.tokenized.prompts),
+            turn,
+        )
+
+    def expect(self, worker: str, known: Known) -> list[Expectation]:
+        """The worker was chosen: what others may expect of it from now on."""
+        return [self.expected.expect(worker, keys) for keys in known.keys if keys]
+
+    def tell(self, model: str, worker: str, tokenized: TokenizedRequest) -> None:
+        """Tell the index what this request will do to the worker's events, and no event says."""
+        index = self._index
+        if index is None:
+            return
+        if tokenized.reannounces:
+            self._ask(model, lambda: index.mark_reannouncing(worker))
+        if tokenized.hides_keys:
+            self._ask(model, lambda: index.mark_hidden_keys(worker))
+
+    def answered(self, decision: Decision, tokenized: TokenizedRequest, cached: int | None) -> None:
+        """The worker computed the request.
+
+        Args:
+            cached: tokens that the engine said it had, where that can be compared.
+        """
+        chosen = decision.chosen
+        if chosen.match.trust != "none":
+            return
+        for keys in _keys(decision.model, decision.adapter, tokenized):
+            self.observed.answered(chosen.worker, keys, observed=decision.observed, cached=cached)
+
+    def held(self, worker: str, model: str, adapter: str | None, cache_salt: str | None, tokens: bytes) -> bool | None:
+        """See :func:`~kvsync.routing.lookup.holds_beginning`; ``None`` without an index."""
+        index = self._index
+        if index is None:
+            return None
+        return self._ask(model, lambda: holds_beginning(index, worker, model, adapter, cache_salt, tokens))
+
+    def drop(self, worker: str) -> None:
+        """The worker, or what it had cached, is gone."""
+        self.expected.drop(worker)
+        self.observed.drop(worker)
+
+    def _match(self, query: Query) -> Mapping[str, Match]:
+        index = self._index
+        if index is None:
+            return {}
+        salt = query.tokenized.cache_salt
+        found = self._ask(
+            query.model,
+            lambda: [
+                match_prompt(index, prompt, query.model, adapter=query.adapter, cache_salt=salt)
+                for prompt in query.tokenized.prompts
+            ],
+        )
+        if found is None:
+            return {}
+        if len(found) == 1:
+            return found[0]
+        return {worker: _sum(found, worker) for worker in dict.fromkeys(chain.from_iterable(found))}
+
+    def _ask(self, model: str, question: Callable[[], _Answer]) -> _Answer | None:
+        """The index's answer; ``None`` when it raised."""
+        try:
+            return question()
+        except Exception as error:
+            self._metrics.index_failed(model)
+            self._throttle.warning(
+                "index", "the index failed, requests for %s go by load: %r", model, error, exc_info=error
+            )
+            return None
+
+
+def _keys(model: str, adapter: str | None, tokenized: TokenizedRequest) -> list[list[int]]:
+    seed = context_seed(model, adapter, tokenized.cache_salt)
+    return [prefix_keys(told_apart(prompt), seed) for prompt in tokenized.prompts[:EXPECTED_PROMPTS]]
+
+
+def _summed(lookup: Callable[[Sequence[int]], Mapping[str, Hope]], keys: Sequence[Sequence[int]]) -> Mapping[str, Hope]:
+    """Summed over the prompts, as the credit is."""
+    if len(keys) == 1:
+        return lookup(keys[0])
+    total: dict[str, Hope] = {}
+    for prompt_keys in keys:
+        for worker, hope in lookup(prompt_keys).items():
+            before = total.get(worker, Hope(0, False))
+            total[worker] = Hope(before.tokens + hope.tokens, before.pending or hope.pending)
+    return total
+
+
+def _sum(found: Sequence[Mapping[str, Match]], worker: str) -> Match:
+    """One worker's matches of several prompts, as one: as far to be trusted as the worst of them."""
+    matches = [match[worker] for match in found if worker in match]
+    tiers: dict[Tier, int] = {}
+    for match in matches:
+        for tier, tokens in match.by_tier.items():
+            tiers[tier] = tiers.get(tier, 0) + tokens
+    trust = min((match.trust for match in matches), key=_WORST_FIRST.index)
+    return Match(sum(match.credit for match in matches), sum(match.expected for match in matches), tiers, trust)
+
+
+__all__ = ["EXPECTED_PROMPTS", "Knowledge", "Known"]
