@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsync.config import LocalTokenizerSettings, ModelSettings, RemoteTokenizerSettings, TokenizerSettings
+from kvsync.gateway.body import read_body
 from kvsync.gateway.errors import Problem
-from kvsync.gateway.openai import read_body
 from kvsync.gateway.usage import UsageTail
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest

@@ -96,6 +96,10 @@ def bad_json(detail: str) -> Problem:
     return Problem(400, f"the request body is not valid JSON: {detail}", reason="bad_json")
 
 
+def too_many_values(what: str, limit: int) -> Problem:
+    return Problem(413, f"the request body holds more than {limit} {what}", reason="too_many_values")
+
+
 def body_not_object() -> Problem:
     return Problem(400, "the request body must be a JSON object", reason="body_not_object")
 
@@ -153,6 +157,16 @@ def routing_failed(reason: str) -> Problem:
         "error on selecting target pod",
         reason=reason,
         headers=((b"x-error-routing", b"true"),),
+    )
+
+
+def too_many_connections() -> Problem:
+    return Problem(
+        503,
+        "too many open connections",
+        reason="too_many_connections",
+        code="overloaded",
+        headers=((b"retry-after", b"1"),),
     )
 
 

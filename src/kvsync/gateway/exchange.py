@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvsync.config import GatewaySettings
-from kvsync.gateway import errors, openai
+from kvsync.gateway import body, errors
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.headers import Field, Wishes, answer_fields, is_event_stream
 from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import Route
 from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
 from kvsync.gateway.reader import Request
+from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.gateway.usage import UsageTail
 from kvsync.routing.decision import Decision, Query
@@ -54,6 +55,7 @@ class Rooms:
     telemetry: Telemetry
     on_answer: OnAnswer
     loop: asyncio.AbstractEventLoop
+    turns: Turns
 
 
 class Exchange:
@@ -121,22 +123,30 @@ class Exchange:
 
     def run(self) -> Running | None:
         """Start. ``None`` when the answer was given at once."""
+        if len(self._request.body) > body.LARGE:
+            self._rooms.turns.add(self._read)
+        else:
+            self._read()
+        return None if self._over else self
+
+    def _read(self) -> None:
+        if self._over:  # the client left before its turn came
+            return
         try:
-            body, name = openai.read_body(self._request.body)
+            asked, name = body.read_body(self._request.body)
             model = self._rooms.fleet.resolve(name)
             if model is None:
                 raise errors.no_such_model(name)
         except Problem as problem:
             self._refuse(problem)
-            return None
+            return
         self._model = model
-        tokenized = self._rooms.tokenizing.begin(self._route.path, body, *model)
+        tokenized = self._rooms.tokenizing.begin(self._route.path, asked, *model)
         if isinstance(tokenized, TokenizedRequest):
             self._tokenized = tokenized
             self._choose()
         else:
             self._await_tokens(tokenized)
-        return None if self._over else self
 
     def _await_tokens(self, tokens: Awaitable[TokenizedRequest]) -> None:
         task = asyncio.ensure_future(tokens, loop=self._rooms.loop)
@@ -327,7 +337,7 @@ class Exchange:
         self._over = True
         seconds = self._rooms.loop.time() - self._since
         self._rooms.telemetry.answered(self._route.path, problem.status, seconds, problem.reason)
-        self._client.refuse(problem, (b"request-id: %b\r\n" % self._wishes.request_id,))
+        self._client.refuse(problem, self._wishes.request_id)
 
     def _release(self, outcome: Outcome) -> None:
         ticket, self._ticket = self._ticket, None

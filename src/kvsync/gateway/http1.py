@@ -7,6 +7,8 @@ What must always hold:
 - A client that leaves is noticed in every phase. Its end-of-stream alone does not say that it left (it may have closed
   only its sending side), so the connection is probed with bytes that mean nothing (see :meth:`_probe`).
 - Nothing waits for a client for ever.
+- However finely a client cuts its bytes and however many requests it sends ahead, one turn of the event loop does a
+  bounded part of the work.
 
 The connection knows no routes and no engines: those are the :class:`Application`'s. What may come in, and how it is
 framed, is :mod:`kvsync.gateway.reader`'s business.
@@ -22,6 +24,7 @@ from typing import Protocol, cast
 from kvsync.config import GatewaySettings
 from kvsync.gateway import errors
 from kvsync.gateway.errors import Problem
+from kvsync.gateway.headers import Wishes
 from kvsync.gateway.paths import Route
 from kvsync.gateway.ports import Outcome, Telemetry
 from kvsync.gateway.reader import Request, RequestReader
@@ -31,6 +34,10 @@ PIPELINE_BYTES = 1 << 20
 WRITE_HIGH_WATER = 64 << 10
 LINGER = 5.0
 """Seconds in which a refused client may go on sending (to nobody) and read why it was refused."""
+PIECES_PER_TURN = 4096
+"""Pieces of messages (chunks, heads, ends) after which other connections have their turn."""
+ANSWERS_PER_TURN = 64
+"""The same for answers that are given at once."""
 PROBE_EVERY = 0.1
 GONE_AFTER = 0.5
 """Seconds after a client's end-of-stream when one that cannot be probed counts as gone."""
@@ -65,7 +72,8 @@ class Application(Protocol):
 class Register(Protocol):
     """Who keeps the list of open connections."""
 
-    def opened(self, connection: ClientConnection) -> None: ...
+    def opened(self, connection: ClientConnection) -> None:
+        """A new one; it may be turned away."""
 
     def closed(self, connection: ClientConnection) -> None: ...
 
@@ -120,7 +128,6 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER)
         self._register.opened(self)
-        self._telemetry.connection("opened")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._register.closed(self)
@@ -136,9 +143,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if not reader.in_head:  # a head has its time as a whole, however it trickles in
             self._since = self._loop.time()
-        if self._answering is None and not self.paused:
+        if self._answering is None and not self.paused and not reader.requests:
+            place = reader.place
             reader.feed(data)
             self._step()
+            if reader.place - place > PIECES_PER_TURN:
+                self._give_way()
             return
         self._pending_bytes += len(data)
         if self._pending_bytes <= PIPELINE_BYTES:
@@ -182,14 +192,19 @@ class ClientConnection(asyncio.Protocol):
             return
         self._stepping = True
         reader = self._reader
+        answers = 0
         try:
             while self._answering is None and not self.paused and self._linger_until is None:
+                if answers == ANSWERS_PER_TURN:
+                    self._give_way()
+                    break
+                answers += 1
                 if reader.requests:
                     self._begin(reader.requests.popleft())
                 elif reader.problem is not None:
                     problem, reader.problem = reader.problem, None
                     self._telemetry.answered("other", problem.status, 0.0, problem.reason)
-                    self._answering = Request(b"", http11=True, keep_alive=False, fields=[])
+                    self._answering = Request(b"", http11=True, keep_alive=False, fields=reader.fields)
                     self.refuse(problem)
                 elif self._pending:
                     data, self._pending, self._pending_bytes = b"".join(self._pending), [], 0
@@ -203,6 +218,17 @@ class ClientConnection(asyncio.Protocol):
                     break
         finally:
             self._stepping = False
+
+    def _give_way(self) -> None:
+        """Go on in the next turn of the event loop."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._step()
 
     def _begin(self, request: Request) -> None:
         self._answering = request
@@ -286,9 +312,11 @@ class ClientConnection(asyncio.Protocol):
             self.body(body)
         self.end()
 
-    def refuse(self, problem: Problem, fields: tuple[bytes, ...] = ()) -> None:
-        """Answer with a problem."""
-        lines = [b"content-type: application/json\r\n", *fields]
+    def refuse(self, problem: Problem, request_id: bytes | None = None) -> None:
+        """Answer with a problem. ``request_id`` as it was told before; without it that of the request, or a new one."""
+        assert self._answering is not None
+        name = request_id or Wishes(self._answering.fields).request_id
+        lines = [b"content-type: application/json\r\n", b"request-id: %b\r\n" % name]
         lines += [b"%b: %b\r\n" % field for field in problem.headers]
         self.answer(problem.status, problem.phrase, lines, problem.body())
 
@@ -308,7 +336,8 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self) -> None:
         """Close after the last answer, without a reset that would destroy it while the client still sends."""
         reader = self._reader
-        if self._eof_at is not None or not (reader.unread or reader.in_message):
+        waits = self._eof_at is None and (reader.unread or reader.in_message)
+        if not waits or not self._transport.can_write_eof():  # TLS says by itself that it ends
             self._transport.close()
         elif not self._transport.is_closing():
             reader.stop()
@@ -380,8 +409,16 @@ class ClientConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close when nothing is under way; an open request may still end (``Application.draining`` closes after it)."""
-        if self._answering is None and not self._reader.in_message and self._linger_until is None:
+        reader = self._reader
+        waiting = self._answering is not None or reader.in_message or reader.requests or self._pending
+        if not waiting and self._linger_until is None:
             self._transport.close()
+
+    def turn_away(self, problem: Problem) -> None:
+        """Answer before anything is read, and close."""
+        self._reader.problem = problem
+        self._reader.stop()
+        self._step()
 
     def abort(self, outcome: Outcome) -> None:
         """Close at once, whatever runs."""

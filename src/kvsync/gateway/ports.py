@@ -101,8 +101,8 @@ class Telemetry(Protocol):
         """The request was not sent again, although another engine might have answered: ``retry_budget``."""
 
     def connection(self, event: str) -> None:
-        """A client connection was ``opened``, or ended early: ``idle_timeout``, ``request_timeout``, ``write_timeout``,
-        ``pipeline_overflow``, ``incomplete_request``."""
+        """A client connection was ``opened``, ``turned_away`` because there are too many, or ended early:
+        ``idle_timeout``, ``request_timeout``, ``write_timeout``, ``pipeline_overflow``, ``incomplete_request``."""
 
 
 __all__ = ["Fleet", "JsonObject", "OnAnswer", "Outcome", "Routing", "Telemetry", "Ticket", "Tokenizing"]

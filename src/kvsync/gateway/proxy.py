@@ -7,6 +7,7 @@ from __future__ import annotations
 from kvsync.gateway import errors, openai
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.exchange import Exchange, Rooms
+from kvsync.gateway.headers import Wishes
 from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import MODELS, Paths, Route
 from kvsync.gateway.reader import Request
@@ -38,12 +39,12 @@ class Proxy:
                 raise request.problem
             assert route is not None
             if request.method == b"OPTIONS":
-                self._answer(connection, route, 204, b"No Content", [b"allow: %b\r\n" % route.allow], b"")
+                self._answer(connection, request, route, 204, b"No Content", b"allow: %b\r\n" % route.allow)
                 return None
             if route.path == MODELS:
                 models = self._rooms.fleet.models()
                 body = openai.model_list(models) if route.model is None else openai.one_model(models, route.model)
-                self._answer(connection, route, 200, b"OK", [_JSON], body)
+                self._answer(connection, request, route, 200, b"OK", _JSON, body)
                 return None
         except Problem as problem:
             self._rooms.telemetry.answered(route.path if route else "other", problem.status, 0.0, problem.reason)
@@ -52,10 +53,18 @@ class Proxy:
         return Exchange(self._rooms, request, route, connection).run()
 
     def _answer(
-        self, connection: ClientConnection, route: Route, status: int, phrase: bytes, fields: list[bytes], body: bytes
+        self,
+        connection: ClientConnection,
+        request: Request,
+        route: Route,
+        status: int,
+        phrase: bytes,
+        field: bytes,
+        body: bytes = b"",
     ) -> None:
         self._rooms.telemetry.answered(route.path, status, 0.0, "gateway")
-        connection.answer(status, phrase, fields, body)
+        name = b"request-id: %b\r\n" % Wishes(request.fields).request_id
+        connection.answer(status, phrase, [name, field], body)
 
 
 __all__ = ["Proxy"]

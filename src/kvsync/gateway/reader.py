@@ -71,14 +71,14 @@ class RequestReader:
         """The client waits for ``100 Continue``."""
         self.in_message = False
         self.in_head = False
+        self.place = 0
+        """Grows with whatever the parser hands on of a message: how much work a piece of bytes was."""
         self._admit = admit
         self._max_header = max_header_bytes
         self._max_body = max_body_bytes
         self._parser = httptools.HttpRequestParser(self)
         self._priming = False
         self._request: Request | None = None
-        self._place = 0
-        """Grows with whatever the parser hands on of a message."""
         self._kept = 0
         """Bytes that went in since, and that the parser may keep to itself."""
         self._begin()
@@ -86,7 +86,7 @@ class RequestReader:
     def feed(self, data: bytes) -> None:
         """Read on."""
         while data and not self.deaf:
-            place = self._place
+            place = self.place
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
@@ -101,12 +101,17 @@ class RequestReader:
                         self.problem = errors.bad_request(f"malformed HTTP: {error}")
                 self.stop()
                 return
-            self._kept = self._kept + len(data) if self.in_message and place == self._place else 0
+            self._kept = self._kept + len(data) if self.in_message and place == self.place else 0
             if self._kept > self._max_header:
                 # An unfinished field or trailer, or a chunk's size and extensions.
                 self.problem = errors.header_too_large(self._max_header)
                 self.stop()
             return
+
+    @property
+    def fields(self) -> list[Field]:
+        """The header fields, so far, of the request that is being read."""
+        return self._fields
 
     def stop(self) -> None:
         """Throw away what comes from now on."""
@@ -138,7 +143,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if not self._priming:
             self.in_message = self.in_head = True
-            self._place += 1
+            self.place += 1
             self._begin()
 
     def on_url(self, url: bytes) -> None:
@@ -171,7 +176,7 @@ class RequestReader:
         if self._priming:
             return
         self.in_head = False
-        self._place += 1
+        self.place += 1
         parser = self._parser
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -191,7 +196,7 @@ class RequestReader:
         self._request = request
 
     def on_body(self, body: bytes) -> None:
-        self._place += 1
+        self.place += 1
         if len(self._body) + len(body) > self._max_body:
             self._refuse(errors.body_too_large(self._max_body))
         if not self._body:

@@ -1,4 +1,7 @@
-"""The data port: listening, the clock of all deadlines, and a shutdown that lets open answers end."""
+"""The data port: listening, the clock of all deadlines, and a shutdown that lets open answers end.
+
+What must always hold: client connections are bounded, and shutdown ends within ``drain_timeout``.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,19 @@ import contextlib
 import ssl
 
 from kvsync.config import GatewaySettings
+from kvsync.gateway import errors
 from kvsync.gateway.exchange import Rooms
 from kvsync.gateway.http1 import ClientConnection
 from kvsync.gateway.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
 from kvsync.gateway.proxy import Proxy
+from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import Upstreams
 
 TICK = 0.25
 """Seconds between two looks at the deadlines; a quarter of the shortest timeout where that is less."""
 BACKLOG = 2048
+TURNED_AWAY = 256
+"""Connections beyond the limit that are told so; further ones are closed without a word."""
 
 
 class Gateway:
@@ -54,6 +61,7 @@ class Gateway:
                 telemetry=telemetry,
                 on_answer=on_answer,
                 loop=self._loop,
+                turns=Turns(self._loop),
             )
         )
         shortest = min(
@@ -110,8 +118,21 @@ class Gateway:
         if self._server is not None:
             await self._server.wait_closed()
 
+    def hurry(self) -> None:
+        """Let :meth:`stop` wait no longer for open answers."""
+        self._empty.set()
+
     def opened(self, connection: ClientConnection) -> None:
+        beyond = len(self._connections) - self._settings.max_connections
         self._connections.add(connection)
+        if beyond < 0:
+            self._telemetry.connection("opened")
+        else:
+            self._telemetry.connection("turned_away")
+            if beyond < TURNED_AWAY:
+                connection.turn_away(errors.too_many_connections())
+            else:
+                connection.abort("shutdown")
 
     def closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
@@ -125,6 +146,8 @@ class Gateway:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
+            if self._proxy.draining:
+                connection.drain()
         self._upstreams.sweep(now)
         self._tick = self._loop.call_later(self._every, self._sweep)
 

@@ -1,0 +1,103 @@
+"""A request's JSON body: its object and the model that it names, at a bounded cost.
+
+What must always hold: whatever the body, decoding it makes a bounded number of Python objects. Decoding holds the
+interpreter, so a thread would not spare the event loop: the bound does, and large bodies come one per turn of the loop
+(:mod:`.turns`). Numbers are cheap and prompts of token ids hold many; texts and containers are dear.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Final, cast
+
+import msgspec
+
+from kvsync.gateway import errors
+from kvsync.gateway.ports import JsonObject
+
+LARGE: Final = 256 << 10
+"""Bytes from which a body is decoded in a turn of its own. Smaller ones can't hold too much."""
+MAX_TEXTS: Final = 250_000
+"""Texts (keys included), arrays and objects of one body."""
+MAX_VALUES: Final = 4_000_000
+"""Values of any kind behind a comma."""
+_SLICE: Final = 64 << 10
+
+_decode = msgspec.json.Decoder().decode
+
+
+def read_body(raw: bytes) -> tuple[JsonObject, str]:
+    """A request's JSON object and the model that it names. Raises ``Problem``.
+
+    Of duplicate keys the last counts, as for the engine. Nothing else is looked at: the engine judges the rest.
+    """
+    if len(raw) > LARGE:
+        _bound(raw)
+        body = _decode_large(raw)
+    else:
+        body = _decoded(raw)
+    if not isinstance(body, dict):
+        raise errors.body_not_object()
+    model = body.get("model")
+    if model is None or model == "":
+        raise errors.no_model()
+    if not isinstance(model, str):
+        raise errors.model_not_string()
+    return cast(JsonObject, body), model
+
+
+def _decoded(raw: bytes) -> object:
+    try:
+        return _decode(raw)
+    except msgspec.DecodeError as error:
+        raise errors.bad_json(str(error)) from None
+    except RecursionError:
+        raise errors.bad_json("nested too deeply") from None
+
+
+def _decode_large(raw: bytes) -> object:
+    """Without the collector, which would look at the growing result again and again: JSON holds no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _decoded(raw)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _bound(raw: bytes) -> None:
+    """Raises ``Problem`` for a body that holds too much. What is no JSON may pass or not."""
+    marks = len(raw) - len(raw.translate(None, b'"[{'))
+    if marks <= MAX_TEXTS and raw.count(b",") <= MAX_VALUES:
+        return  # whatever stands in texts was counted too: a bound, found at the speed of memory
+    quotes = containers = values = 0
+    for here, outside in _slices(raw):
+        quotes += here
+        containers += outside.count(b"[") + outside.count(b"{")
+        values += outside.count(b",")
+        if quotes // 2 + containers > MAX_TEXTS:
+            raise errors.too_many_values("texts, arrays and objects", MAX_TEXTS)
+        if values > MAX_VALUES:
+            raise errors.too_many_values("values", MAX_VALUES)
+
+
+def _slices(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Per slice, the quotes that begin or end a text, and the bytes outside of texts."""
+    inside = start = 0
+    while start < len(raw):
+        stop = start + _SLICE
+        piece = raw[start:stop]
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # an escape is not cut in two
+            stop += 1
+            piece = raw[start:stop]
+        start = stop
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')
+        yield len(parts) - 1, b"".join(parts[inside::2])
+        inside ^= (len(parts) - 1) & 1
+
+
+__all__ = ["LARGE", "MAX_TEXTS", "MAX_VALUES", "read_body"]
