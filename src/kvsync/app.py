@@ -121,6 +121,7 @@ class App:
             config_file, environ or {}, flags or {}, settings, self._changed, reloaded=self._reloaded
         )
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
+        self._following = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -191,14 +192,15 @@ class App:
     def _reloaded(self, result: str) -> None:
         self.metrics.reloaded(result)
         if result != "broken":
-            task = asyncio.create_task(self._follow_settings(self._source.settings), name="changed settings")
+            task = asyncio.create_task(self._follow_settings(), name="changed settings")
             self._tasks.append(task)
             task.add_done_callback(self._tasks.remove)
 
-    async def _follow_settings(self, settings: Settings) -> None:
-        await self.tokenizer.update_models(settings.models)
-        events = self.settings.events.model_copy(update={"enabled": settings.events.enabled})
-        await self.kv_sync.update(self.settings.model_copy(update={"events": events}))
+    async def _follow_settings(self) -> None:
+        async with self._following:  # one at a time, each with what is newest then
+            settings = self._source.settings
+            await self.tokenizer.update_models(settings.models)
+            await self.kv_sync.update(self.settings.model_copy(update={"events": settings.events}))
 
     def _answered(
         self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None

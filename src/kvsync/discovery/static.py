@@ -139,8 +139,8 @@ class StaticSource:
 
     @property
     def settings(self) -> Settings:
-        """Those of the last sound file. The fleet, its tokenizers and ``events.enabled`` follow it; all else is read at
-        the start."""
+        """Those of the last sound file. The fleet, its tokenizers and ``events`` follow it; all else is read at the
+        start."""
         return self._settings
 
     def start(self) -> None:
@@ -213,14 +213,13 @@ def _content(file: Path) -> bytes | str:
 
 
 def _needs_restart(old: Settings, new: Settings) -> list[str]:
-    sections = (name for name in type(old).model_fields if name not in ("models", "tenants"))
-    later = [
+    sections = (name for name in type(old).model_fields if name not in ("models", "tenants", "events"))
+    return [
         f"{section}.{field}"
         for section in sections
         for field in type(getattr(old, section)).model_fields
         if getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
     ]
-    return [path for path in later if path != "events.enabled"]
 
 
 __all__ = ["StaticFleet", "StaticSource", "engines"]

@@ -47,6 +47,8 @@ class Manager(Protocol):
 
     def served(self, worker: str) -> None: ...
 
+    def resync(self, worker: str) -> None: ...
+
     def workers(self) -> list[WorkerStatus]: ...
 
 
@@ -125,6 +127,8 @@ class KVSync:
         self._zmq_installed = zmq_installed
         self._engines: dict[str, Engine] = {}
         self._manager: Manager | None = None
+        self._runs_with: EventsSettings | None = None
+        """The settings of the manager that runs."""
         self._status = SyncStatus("off", ())
         self._lock = asyncio.Lock()
         """Held while the manager is started, stopped or told of an engine."""
@@ -142,6 +146,13 @@ class KVSync:
         manager = self._manager
         if manager is not None:
             manager.served(worker)
+
+    def resync(self, worker: str) -> None:
+        """What is known of a worker is doubted: have it forgotten and its stream followed anew from the beginning. At
+        most once a minute and worker, which is for the caller to keep. Any thread may."""
+        manager = self._manager
+        if manager is not None:
+            manager.resync(worker)
 
     async def start(self) -> None:
         """Check the conditions, start what can be started, and keep checking.
@@ -165,9 +176,16 @@ class KVSync:
         self._status = SyncStatus("off", ())
 
     async def update(self, settings: Settings) -> None:
-        """Take new settings. Those of a running manager (timeouts, limits) hold from its next start on."""
-        self._settings = settings
+        """Take new settings. Those of a running manager (timeouts, limits) hold from its next start on: a stream that
+        is opened anew may have lost what its engine no longer replays."""
+        before, self._settings = self._settings.events, settings
         await self._check()
+        later = _held_back(self._runs_with, settings.events)
+        if later and later != _held_back(self._runs_with, before):
+            log.warning(
+                "these settings hold from the next start of KV sync on (events.enabled off and on): %s",
+                ", ".join(later),
+            )
 
     async def apply(self, change: Change) -> None:
         """Take a step in the fleet's life."""
@@ -226,13 +244,13 @@ class KVSync:
             await manager.start()
         except OSError as error:
             return (f"KV event sync could not open what it needs: {error} (it is tried again by itself)",)
-        self._manager = manager
+        self._manager, self._runs_with = manager, settings.events
         for engine in self._engines.values():
             await manager.add(engine)
         return ()
 
     async def _stop_manager(self) -> None:
-        manager, self._manager = self._manager, None
+        manager, self._manager, self._runs_with = self._manager, None, None
         if manager is not None:
             await manager.stop()
 
@@ -251,6 +269,14 @@ class KVSync:
             )
         else:
             log.info("KV event sync is off")
+
+
+def _held_back(runs_with: EventsSettings | None, settings: EventsSettings) -> list[str]:
+    """What a running manager has otherwise. The first three are not the manager's."""
+    if runs_with is None:
+        return []
+    names = [name for name in type(settings).model_fields if name not in ("enabled", "strict", "condition_interval")]
+    return [f"events.{name}" for name in names if getattr(runs_with, name) != getattr(settings, name)]
 
 
 __all__ = ["KVSync", "KVSyncRefused", "Manager", "Probe", "SyncStatus", "unmet_conditions", "zmq_installed"]

@@ -127,6 +127,9 @@ class FakeManager:
     def served(self, worker: str) -> None:
         self.calls.append(("served", worker))
 
+    def resync(self, worker: str) -> None:
+        self.calls.append(("resync", worker))
+
     def workers(self) -> list[WorkerStatus]:
         return [STATUS]
 
@@ -134,6 +137,7 @@ class FakeManager:
 class Rig:
     def __init__(self, first: Settings, probe: Probe | None = None) -> None:
         self.managers: list[FakeManager] = []
+        self.made_with: list[EventsSettings] = []
         self.problem: str | None = None
         self.start_error: Exception | None = None
         self.sync = KVSync(first, self._make, probe or self._probe, zmq_installed=lambda: True)
@@ -142,6 +146,7 @@ class Rig:
         manager = FakeManager()
         manager.fail_to_start = self.start_error
         self.managers.append(manager)
+        self.made_with.append(events)
         return manager
 
     async def _probe(self, now: Settings) -> str | None:
@@ -176,11 +181,13 @@ async def test_what_streams_do_is_seen_and_told_only_while_it_runs() -> None:
     rig = Rig(settings(enabled=False))
     await rig.sync.start()
     rig.sync.served("a")
+    rig.sync.resync("a")
     assert rig.sync.workers() == []
     await rig.sync.update(settings())
     rig.sync.served("a")
+    rig.sync.resync("a")
     assert rig.sync.workers() == [STATUS]
-    assert rig.managers[0].calls == ["start", ("served", "a")]
+    assert rig.managers[0].calls == ["start", ("served", "a"), ("resync", "a")]
     await rig.sync.stop()
 
 
@@ -276,6 +283,58 @@ async def test_turned_on_and_off_by_changed_settings() -> None:
     assert rig.sync.status().state == "waiting"
     await rig.sync.update(settings())
     assert rig.managers[1].calls == ["start", ("add", "a")]
+    await rig.sync.stop()
+
+
+async def test_changed_timeouts_hold_once_it_was_turned_off_and_on(caplog: pytest.LogCaptureFixture) -> None:
+    def with_(enabled: bool, **changed: float) -> Settings:
+        base = settings(enabled=enabled)
+        return base.model_copy(update={"events": base.events.model_copy(update=changed)})
+
+    rig = Rig(settings())
+    await rig.sync.apply(Change("added", engine("a")))
+    await rig.sync.start()
+    patient = with_(True, replay_timeout=7.0, heartbeat_timeout=70.0, condition_interval=0.03)
+    await rig.sync.update(patient)
+    assert rig.managers[0].calls == ["start", ("add", "a")], "the stream stays as it is"
+    told = "these settings hold from the next start of KV sync on (events.enabled off and on): "
+    assert caplog.messages == [told + "events.heartbeat_timeout, events.replay_timeout"]
+    await rig.sync.update(patient)
+    assert len(caplog.messages) == 1, "once"
+    await rig.sync.update(with_(False, replay_timeout=7.0))
+    await rig.sync.update(with_(True, replay_timeout=8.0))
+    assert [made.replay_timeout for made in rig.made_with] == [1.0, 8.0]
+    assert rig.managers[1].calls == ["start", ("add", "a")]
+    assert len(caplog.messages) == 1
+    await rig.sync.stop()
+
+
+async def test_engines_that_come_and_go_while_it_is_off_are_known_when_it_is_on() -> None:
+    rig = Rig(settings())
+    await rig.sync.start()
+    await rig.sync.apply(Change("added", engine("a")))
+    await rig.sync.update(settings(enabled=False))
+    await rig.sync.apply(Change("gone", engine("a")))
+    await rig.sync.apply(Change("added", engine("b")))
+    await rig.sync.update(settings())
+    assert rig.managers[1].calls == ["start", ("add", "b")]
+    await rig.sync.stop()
+
+
+async def test_a_storm_of_changes_and_switches_ends_as_the_last_word_says() -> None:
+    """(K5) Whatever overlaps: each change is one step, and none is lost."""
+    rig = Rig(settings())
+    await rig.sync.start()
+    steps = []
+    for n in range(50):
+        steps.append(rig.sync.apply(Change("gone" if n % 2 else "added", engine("a"))))
+        steps.append(rig.sync.update(settings(enabled=n % 3 != 0)))
+    steps += [rig.sync.apply(Change("added", engine("a"))), rig.sync.update(settings())]
+    await asyncio.gather(*steps)
+    assert rig.sync.status().state == "running"
+    assert [call for call in rig.managers[-1].calls if call[0] in ("add", "remove")][-1] == ("add", "a")
+    for ended in rig.managers[:-1]:
+        assert ended.calls[-1] == "stop"
     await rig.sync.stop()
 
 
