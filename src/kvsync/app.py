@@ -165,6 +165,10 @@ class App:
         await self.tokenizer.close()
         await self.admin.stop()
 
+    def hurry(self) -> None:
+        """Have :meth:`stop` wait no longer for open answers."""
+        self.gateway.hurry()
+
     def _make_manager(self, settings: EventsSettings) -> EventManager:
         return EventManager(self.index, settings, timer=self.metrics)
 

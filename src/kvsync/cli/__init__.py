@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -17,6 +21,17 @@ _COMMANDS = {
 
 class _Lazy(click.Group):
     """Loads a command's module when it is used: ``kvsync config check`` needs neither ZMQ nor an event loop."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+                raise
+            # What is still buffered can't be written either, and Python would say so once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(f"Error: the output can't be written: {error.strerror}", err=True)
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

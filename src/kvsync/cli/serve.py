@@ -10,9 +10,13 @@ from pathlib import Path
 
 import click
 
+from kvsync.cli.process import allow_files, settle_collector
 from kvsync.config import ConfigError, Settings, load
 
 log = logging.getLogger("kvsync")
+
+OTHER_FILES = 1024
+"""Open files beside clients and their engine connections: event streams, tokenizers, logs."""
 
 
 @click.command()
@@ -36,7 +40,8 @@ def serve(
 
     Clients talk to it as to one vLLM server that has all the models. It sends each request to the engine that already
     holds the longest part of its prompt, unless that engine is too busy. While it runs, the file is read again when it
-    changes (or on SIGHUP) and the fleet follows without losing a request. SIGTERM and SIGINT let open answers end.
+    changes (or on SIGHUP) and the fleet follows without losing a request. SIGTERM and SIGINT let open answers end;
+    a second one ends them.
 
     \b
     fleet.yaml for two vLLM servers started with
@@ -89,10 +94,26 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
     app = App(settings, config_file=file, environ=os.environ, flags=flags)
+
+    def asked_to_end() -> None:
+        if end.is_set():
+            log.info("asked again: open answers are ended")
+            app.hurry()
+        end.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+        loop.add_signal_handler(number, asked_to_end)
+    clients = settings.gateway.max_connections
+    allowed = allow_files(2 * clients + OTHER_FILES)
+    if allowed < clients + OTHER_FILES:
+        log.warning(
+            "only %d files may be open, too few for gateway.max_connections = %d: allow more (ulimit -Hn), or lower it",
+            allowed,
+            clients,
+        )
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
+    settle_collector()
     if not settings.models:
         log.warning("no model is configured, so every request is refused: list models and engines in the YAML file")
     try:
