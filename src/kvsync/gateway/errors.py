@@ -84,6 +84,39 @@ def expectation() -> Problem:
     return Problem(417, "the only expectation understood is 100-continue", reason="expectation")
 
 
+def no_api_key() -> Problem:
+    return Problem(
+        401,
+        "no API key was given: send it as `Authorization: Bearer KEY`",
+        reason="no_api_key",
+        headers=((b"www-authenticate", b'Bearer realm="kvsync"'),),
+    )
+
+
+def wrong_api_key() -> Problem:
+    return Problem(
+        401,
+        "the API key is not valid",
+        reason="wrong_api_key",
+        code="invalid_api_key",
+        headers=((b"www-authenticate", b'Bearer realm="kvsync", error="invalid_token"'),),
+    )
+
+
+def salt_not_enforceable(path: str) -> Problem:
+    """``path`` is one of the allow-list."""
+    return Problem(
+        403,
+        f"the cache salt of your requests is enforced, and engines may ignore it at {path} (gateway.salted_paths)",
+        reason="salt_not_enforceable",
+        param="cache_salt",
+    )
+
+
+def salt_not_string() -> Problem:
+    return Problem(400, "cache_salt must be a string", reason="salt_not_string", param="cache_salt")
+
+
 def unknown_path() -> Problem:
     return Problem(501, "unknown request path", reason="unknown_path")
 

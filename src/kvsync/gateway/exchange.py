@@ -5,7 +5,8 @@ What must always hold:
 - A choice's load is released exactly once per try, however the try ends.
 - A request is sent again only while no engine has given a byte of an answer, and only as often as ``retries`` and the
   fleet's budget allow.
-- The body goes out as it came in; the answer's status, body bytes and end-to-end fields come back as they are.
+- The body goes out as it came in, but for the salt that a tenant's policy sets or removes; the answer's status, body
+  bytes and end-to-end fields come back as they are.
 - An answer that the engine does not say is whole is never passed on as a whole one.
 - Every wait has a deadline of its own: tokens, connection, sending, first byte, next byte. There is none on the total.
 - When the client leaves, nothing of its request goes on.
@@ -20,13 +21,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvsync.config import GatewaySettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.gateway import body, errors
+from kvsync.gateway.auth import Tenants
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.headers import Field, Wishes, answer_fields, is_event_stream
 from kvsync.gateway.http1 import ClientConnection, Running
-from kvsync.gateway.paths import Route
 from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
-from kvsync.gateway.reader import Request
+from kvsync.gateway.reader import Admitted, Request
+from kvsync.gateway.salts import Salts
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.gateway.usage import UsageTail
@@ -56,6 +59,9 @@ class Rooms:
     on_answer: OnAnswer
     loop: asyncio.AbstractEventLoop
     turns: Turns
+    engines: EngineAccess
+    tenants: Tenants
+    salts: Salts
 
 
 class Exchange:
@@ -75,6 +81,7 @@ class Exchange:
         "_needs_done",
         "_over",
         "_paused",
+        "_query",
         "_request",
         "_reset_elsewhere",
         "_retries",
@@ -85,6 +92,7 @@ class Exchange:
         "_status",
         "_taken_at",
         "_task",
+        "_tenant",
         "_ticket",
         "_tokenized",
         "_unsent",
@@ -92,12 +100,15 @@ class Exchange:
         "_wishes",
     )
 
-    def __init__(self, rooms: Rooms, request: Request, route: Route, client: ClientConnection) -> None:
+    def __init__(self, rooms: Rooms, request: Request, admitted: Admitted, client: ClientConnection) -> None:
         self._rooms = rooms
         self._request = request
-        self._route = route
+        self._route, self._query, self._tenant = admitted
         self._client = client
-        self._wishes = Wishes(request.fields)
+        authorization = rooms.engines.authorization
+        self._wishes = Wishes(request.fields, credentials_pass=authorization is None and not rooms.tenants.closed)
+        if authorization is not None:
+            self._wishes.forwarded.append(b"authorization: %b\r\n" % authorization.encode())
         self._since = rooms.loop.time()
         self._model: tuple[str, str | None]
         self._tokenized: TokenizedRequest
@@ -137,6 +148,8 @@ class Exchange:
             model = self._rooms.fleet.resolve(name)
             if model is None:
                 raise errors.no_such_model(name)
+            request = self._request
+            request.body = self._rooms.salts.apply(self._tenant, self._route.path, asked, request.body)
         except Problem as problem:
             self._refuse(problem)
             return
@@ -242,7 +255,7 @@ class Exchange:
         rank = b"x-data-parallel-rank: %d\r\n" % chosen.rank if chosen.engine.data_parallel_size > 1 else b""
         head = b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             self._route.path.encode(),
-            request.query,
+            self._query,
             connection.target.host_field,
             b"".join(self._wishes.forwarded),
             self._wishes.request_id,

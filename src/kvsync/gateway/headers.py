@@ -30,6 +30,8 @@ _HOP_BY_HOP = frozenset(
 _TARGETING = frozenset({b"target-pod", b"target-pod-ip", b"x-gateway-destination-endpoint", b"x-data-parallel-rank"})
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id", b"request-id"})
 _REQUEST_DROPPED = _HOP_BY_HOP | _TARGETING | _REWRITTEN
+CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+"""Fields in which clients send keys."""
 _ANSWER_DROPPED = _HOP_BY_HOP | _TARGETING | {b"content-length", b"request-id", b"routing-strategy"}
 _ALONE = frozenset({b"close", b"keep-alive", b"upgrade"})
 """Values of ``Connection`` that name no field that would pass otherwise."""
@@ -37,7 +39,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
 
 
 class Wishes:
-    """What a client's header fields ask of the gateway, and what of them an engine may see."""
+    """What a client's header fields ask of the gateway, and what of them an engine may see.
+
+    ``credentials_pass`` is for gateways that neither check keys nor have one for the engines.
+    """
 
     __slots__ = ("forwarded", "label_filter", "policy", "request_id")
 
@@ -50,14 +55,20 @@ class Wishes:
     label_filter: str | None
     """The first ``external-filter``."""
 
-    def __init__(self, fields: list[Field]) -> None:
+    def __init__(self, fields: list[Field], *, credentials_pass: bool = True) -> None:
         self.policy = self.label_filter = None
+        dropped = _REQUEST_DROPPED if credentials_pass else _REQUEST_DROPPED | CREDENTIALS
         request_ids: list[bytes] = []
         passing: list[Field] = []
         named: set[bytes] = set()
         for field in fields:
             lower = field[0]
-            if lower in _REQUEST_DROPPED:
+            if b"_" in lower:
+                # To some servers (those on CGI's variables) an underscore is a dash.
+                if lower.replace(b"_", b"-") not in dropped:
+                    passing.append(field)
+                continue
+            if lower in dropped:
                 if lower == b"request-id":
                     request_ids.append(field[2].strip())
                 elif lower == b"connection":
@@ -116,4 +127,4 @@ def _text(value: bytes) -> str | None:
     return value.decode("latin-1").strip() or None
 
 
-__all__ = ["Field", "Wishes", "answer_fields", "is_event_stream"]
+__all__ = ["CREDENTIALS", "Field", "Wishes", "answer_fields", "is_event_stream"]

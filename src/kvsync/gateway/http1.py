@@ -24,10 +24,9 @@ from typing import Protocol, cast
 from kvsync.config import GatewaySettings
 from kvsync.gateway import errors
 from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Wishes
-from kvsync.gateway.paths import Route
+from kvsync.gateway.headers import Field, Wishes
 from kvsync.gateway.ports import Outcome, Telemetry
-from kvsync.gateway.reader import Request, RequestReader
+from kvsync.gateway.reader import Admitted, Request, RequestReader
 
 PIPELINE_BYTES = 1 << 20
 """Bytes that a client may send ahead while an earlier answer runs. Beyond, the connection closes after that answer."""
@@ -62,8 +61,8 @@ class Application(Protocol):
     draining: bool
     """Say ``Connection: close`` with every answer."""
 
-    def admit(self, method: bytes, target: bytes) -> tuple[Route, bytes]:
-        """Route and query string, before the body is wanted. Raises ``Problem``."""
+    def admit(self, method: bytes, target: bytes, fields: list[Field]) -> Admitted:
+        """What a request asks for, before its body is wanted. Raises ``Problem``."""
 
     def begin(self, request: Request, connection: ClientConnection) -> Running | None:
         """Answer through ``connection``: now (``None``), or by and by."""

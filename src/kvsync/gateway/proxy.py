@@ -5,12 +5,13 @@ gateway itself (the model list, OPTIONS, refusals).
 from __future__ import annotations
 
 from kvsync.gateway import errors, openai
+from kvsync.gateway.auth import STRANGER
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.exchange import Exchange, Rooms
-from kvsync.gateway.headers import Wishes
+from kvsync.gateway.headers import Field, Wishes
 from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.paths import MODELS, Paths, Route
-from kvsync.gateway.reader import Request
+from kvsync.gateway.reader import Admitted, Request
 
 _JSON = b"content-type: application/json\r\n"
 _ANY = Route("*", ())
@@ -24,19 +25,24 @@ class Proxy:
         self._rooms = rooms
         self._paths = Paths(rooms.settings.extra_paths, expose_tokenize=rooms.settings.expose_tokenize)
 
-    def admit(self, method: bytes, target: bytes) -> tuple[Route, bytes]:
+    def admit(self, method: bytes, target: bytes, fields: list[Field]) -> Admitted:
+        tenants = self._rooms.tenants
+        # A browser that asks whether it may send a key can't send it yet; the answer tells methods only.
+        tenant = STRANGER if method == b"OPTIONS" else tenants.identify(fields)
         if method == b"OPTIONS" and target == b"*":
-            return _ANY, b""
+            return Admitted(_ANY, b"", tenant)
         route, query = self._paths.find(target)
         if method not in route.methods and method != b"OPTIONS":
             raise errors.method_not_allowed(route.allow)
-        return route, query
+        return Admitted(route, query, tenant)
 
     def begin(self, request: Request, connection: ClientConnection) -> Running | None:
-        route = request.route
+        admitted = request.admitted
+        route = None if admitted is None else admitted.route
         try:
             if request.problem is not None:
                 raise request.problem
+            assert admitted is not None
             assert route is not None
             if request.method == b"OPTIONS":
                 self._answer(connection, request, route, 204, b"No Content", b"allow: %b\r\n" % route.allow)
@@ -50,7 +56,7 @@ class Proxy:
             self._rooms.telemetry.answered(route.path if route else "other", problem.status, 0.0, problem.reason)
             connection.refuse(problem)
             return None
-        return Exchange(self._rooms, request, route, connection).run()
+        return Exchange(self._rooms, request, admitted, connection).run()
 
     def _answer(
         self,

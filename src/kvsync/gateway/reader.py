@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import httptools
 
 from kvsync.gateway import errors
+from kvsync.gateway.auth import Tenant
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.headers import Field
 from kvsync.gateway.paths import Route
@@ -23,18 +25,26 @@ MAX_URL = 8 << 10
 _LOOKED_AT = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
+class Admitted(NamedTuple):
+    """What a request's head asks for, and on whose behalf."""
+
+    route: Route
+    query: bytes
+    """``b""``, or with its question mark."""
+    tenant: Tenant
+
+
 class Request:
     """One request, whole."""
 
-    __slots__ = ("body", "fields", "http11", "keep_alive", "method", "problem", "query", "route")
+    __slots__ = ("admitted", "body", "fields", "http11", "keep_alive", "method", "problem")
 
     def __init__(self, method: bytes, *, http11: bool, keep_alive: bool, fields: list[Field]) -> None:
         self.method = method
         self.http11 = http11
         self.keep_alive = keep_alive
         self.fields = fields
-        self.route: Route | None = None
-        self.query = b""
+        self.admitted: Admitted | None = None
         self.body = b""
         self.problem: Problem | None = None
         """Why it is refused, when its head was enough to know."""
@@ -48,13 +58,14 @@ class RequestReader:
     """Reads requests.
 
     Args:
-        admit: route and query string of a method and a target; raises ``Problem`` for what is not served.
+        admit: what the method, the target and the header fields of a request mean; raises ``Problem`` for what is not
+            served, or not to this client.
         max_header_bytes, max_body_bytes: limits; the first is for all header fields together, and for all trailers.
     """
 
     def __init__(
         self,
-        admit: Callable[[bytes, bytes], tuple[Route, bytes]],
+        admit: Callable[[bytes, bytes, list[Field]], Admitted],
         *,
         max_header_bytes: int,
         max_body_bytes: int,
@@ -186,7 +197,7 @@ class RequestReader:
         request = Request(method, http11=version == "1.1", keep_alive=keep_alive, fields=self._fields)
         try:
             expects = self._look_at(request)
-            request.route, request.query = self._admit(method, self._target)
+            request.admitted = self._admit(method, self._target, self._fields)
         except Problem as problem:
             if self._has_body or problem.status == 400 or method == b"CONNECT":
                 self._refuse(problem)  # what follows is not wanted, or not to be trusted
@@ -253,4 +264,4 @@ class RequestReader:
         raise _Refused
 
 
-__all__ = ["MAX_URL", "Request", "RequestReader"]
+__all__ = ["MAX_URL", "Admitted", "Request", "RequestReader"]

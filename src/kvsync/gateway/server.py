@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
+from typing import Any
 
-from kvsync.config import GatewaySettings
+from kvsync.config import GatewaySettings, Settings
+from kvsync.discovery.access import EngineAccess
 from kvsync.gateway import errors
+from kvsync.gateway.auth import Tenants
 from kvsync.gateway.exchange import Rooms
 from kvsync.gateway.http1 import ClientConnection
 from kvsync.gateway.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
 from kvsync.gateway.proxy import Proxy
+from kvsync.gateway.salts import Salts
+from kvsync.gateway.tls import PortTls
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import Upstreams
 
 TICK = 0.25
 """Seconds between two looks at the deadlines; a quarter of the shortest timeout where that is less."""
 BACKLOG = 2048
+SHUTDOWN = 5.0
+"""Seconds that a client of TLS has for saying that it heard the end."""
 TURNED_AWAY = 256
 """Connections beyond the limit that are told so; further ones are closed without a word."""
 
@@ -28,7 +34,13 @@ TURNED_AWAY = 256
 class Gateway:
     """The built-in proxy. Create and use it on one event loop (uvloop where speed matters).
 
-    ``tls`` is the context for engines with https URLs; the default trusts the system's authorities.
+    Args:
+        engines: their key, and TLS for those with https URLs; by default no key and the system's authorities.
+        tenants: who may come in; by default everybody.
+        tls: of the data port; by default it speaks plain HTTP.
+
+    Raises:
+        BadFile: the secret of the salts can't be read.
     """
 
     def __init__(
@@ -40,7 +52,9 @@ class Gateway:
         routing: Routing,
         telemetry: Telemetry,
         on_answer: OnAnswer,
-        tls: ssl.SSLContext | None = None,
+        engines: EngineAccess | None = None,
+        tenants: Tenants | None = None,
+        tls: PortTls | None = None,
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
@@ -50,7 +64,9 @@ class Gateway:
         self._empty = asyncio.Event()
         """The last connection closed; looked at only once no new ones come."""
         self._tick: asyncio.TimerHandle | None = None
-        self._upstreams = Upstreams(settings, self._loop, tls or ssl.create_default_context())
+        self._tls = tls
+        engines = engines or EngineAccess()
+        self._upstreams = Upstreams(settings, self._loop, engines)
         self._proxy = Proxy(
             Rooms(
                 settings=settings,
@@ -62,6 +78,9 @@ class Gateway:
                 on_answer=on_answer,
                 loop=self._loop,
                 turns=Turns(self._loop),
+                engines=engines,
+                tenants=tenants or Tenants(Settings(gateway=settings)),
+                salts=Salts(settings),
             )
         )
         shortest = min(
@@ -94,7 +113,12 @@ class Gateway:
     async def start(self) -> None:
         """Listen. Raises OSError when the address is taken."""
         self._server = await self._loop.create_server(
-            self._accept, self._settings.host, self._settings.port, backlog=BACKLOG, reuse_address=True
+            self._accept,
+            self._settings.host,
+            self._settings.port,
+            backlog=BACKLOG,
+            reuse_address=True,
+            **self._tls_arguments(),
         )
         self._sweep()
 
@@ -121,6 +145,15 @@ class Gateway:
     def hurry(self) -> None:
         """Let :meth:`stop` wait no longer for open answers."""
         self._empty.set()
+
+    def _tls_arguments(self) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        return {
+            "ssl": self._tls.context,
+            "ssl_handshake_timeout": self._settings.client_timeout,
+            "ssl_shutdown_timeout": min(SHUTDOWN, self._settings.client_timeout),
+        }
 
     def opened(self, connection: ClientConnection) -> None:
         beyond = len(self._connections) - self._settings.max_connections

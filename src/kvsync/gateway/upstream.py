@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from kvsync.config import GatewaySettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.gateway.headers import Field
 from kvsync.gateway.ports import Outcome
 
@@ -288,10 +289,10 @@ class UpstreamConnection(asyncio.Protocol):
 class Upstreams:
     """All connections to engines, and how new ones are made."""
 
-    def __init__(self, settings: GatewaySettings, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext) -> None:
+    def __init__(self, settings: GatewaySettings, loop: asyncio.AbstractEventLoop, engines: EngineAccess) -> None:
         self.loop = loop
         self._settings = settings
-        self._tls = tls
+        self._engines = engines
         self._targets: dict[str, Target] = {}
         self._idle: dict[str, dict[UpstreamConnection, None]] = {}
 
@@ -315,7 +316,8 @@ class Upstreams:
                     lambda: UpstreamConnection(url, target, self),
                     target.host,
                     target.port,
-                    ssl=self._tls if target.tls else None,
+                    ssl=self._engines.tls if target.tls else None,
+                    server_hostname=self._engines.server_name if target.tls else None,
                 )
         except TimeoutError as error:
             raise ConnectFailed("connect_timeout", str(error)) from error

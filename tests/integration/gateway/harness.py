@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from socket import SO_LINGER, SOL_SOCKET
 
 from kvsync.config import GatewaySettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
+from kvsync.gateway.auth import Tenants
 from kvsync.gateway.counters import Counters
 from kvsync.gateway.ports import JsonObject, Outcome
 from kvsync.gateway.server import Gateway
+from kvsync.gateway.tls import PortTls
 from kvsync.index.match import Match
 from kvsync.routing.decision import Candidate, Decision, Load, Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel
@@ -170,8 +173,8 @@ class House:
     def engine(self) -> FakeEngine:
         return self.engines[0]
 
-    async def client(self) -> Client:
-        client = await Client.open(self.gateway.port)
+    async def client(self, tls: ssl.SSLContext | None = None, name: str | None = None) -> Client:
+        client = await Client.open(self.gateway.port, tls, name)
         self.clients.append(client)
         return client
 
@@ -184,6 +187,9 @@ async def house(
     data_parallel_size: int = 1,
     engine_tls: ssl.SSLContext | None = None,
     gateway_tls: ssl.SSLContext | None = None,
+    access: EngineAccess | None = None,
+    tenants: Tenants | None = None,
+    port_tls: PortTls | None = None,
     **settings: object,
 ) -> AsyncIterator[House]:
     """A gateway before one engine per script, and before each of ``urls`` first."""
@@ -212,7 +218,9 @@ async def house(
         routing=routing,
         telemetry=counters,
         on_answer=lambda decision, _, status, usage: answers.append((decision, status, usage)),
-        tls=gateway_tls,
+        engines=access or EngineAccess(tls=None if gateway_tls is None else lambda: gateway_tls),
+        tenants=tenants,
+        tls=port_tls,
     )
     await gateway.start()
     home = House(gateway, fakes, routing, counters, answers)
@@ -264,8 +272,9 @@ class Client:
         self.writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 26))
+    async def open(cls, port: int, tls: ssl.SSLContext | None = None, name: str | None = None) -> Client:
+        """``name``: what the client of TLS takes the gateway for."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 26, ssl=tls, server_hostname=name))
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)

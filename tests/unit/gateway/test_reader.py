@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsync.gateway.auth import STRANGER
 from kvsync.gateway.errors import Problem
+from kvsync.gateway.headers import Field
 from kvsync.gateway.paths import Route
-from kvsync.gateway.reader import MAX_URL, RequestReader
+from kvsync.gateway.reader import MAX_URL, Admitted, RequestReader
 
 ROUTE = Route("/p", (b"POST",))
 
 
-def admit(method: bytes, target: bytes) -> tuple[Route, bytes]:
+def admit(method: bytes, target: bytes, fields: list[Field]) -> Admitted:
     if target.startswith(b"/no"):
         raise Problem(501, "no", reason="no")
-    return ROUTE, target.partition(b"?")[2]
+    return Admitted(ROUTE, target.partition(b"?")[2], STRANGER)
 
 
 def reader() -> RequestReader:
@@ -29,7 +31,10 @@ Seen = tuple[list[tuple[bytes, bytes, bytes, bool, bool]], int | None, bool]
 
 
 def seen(read: RequestReader) -> Seen:
-    requests = [(r.method, r.query, r.body, r.keep_alive, r.problem is not None) for r in read.requests]
+    requests = [
+        (r.method, r.admitted.query if r.admitted else b"", r.body, r.keep_alive, r.problem is not None)
+        for r in read.requests
+    ]
     return requests, read.problem.status if read.problem else None, read.deaf
 
 
@@ -192,7 +197,7 @@ def test_continue_is_due_between_head_and_body_only() -> None:
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_client() -> None:
-    def broken(method: bytes, target: bytes) -> tuple[Route, bytes]:
+    def broken(method: bytes, target: bytes, fields: list[Field]) -> Admitted:
         raise RuntimeError("ours")
 
     read = RequestReader(broken, max_header_bytes=2000, max_body_bytes=5000)
