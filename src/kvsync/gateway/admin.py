@@ -1,7 +1,7 @@
 """The admin port: health, metrics, and what the gateway knows and decided.
 
 It has a port of its own, which clients of the data port cannot reach by any path. Everything it shows is handed in as
-:class:`AdminPorts`; nothing here changes anything, and no answer holds a prompt's text or tokens.
+:class:`AdminPorts`; nothing but ``forget`` changes anything, and no answer holds a prompt's text or tokens.
 
     GET  /healthz                  200 while the process serves its event loop
     GET  /readyz                   200 or 503, and which mode serves
@@ -9,6 +9,8 @@ It has a port of its own, which clients of the data port cannot reach by any pat
     GET  /v1/workers               state, trust, last sequence, blocks of every worker
     POST /v1/match                 what each worker holds of a prompt
     GET  /v1/decisions/{id}        why a request went where it went
+    POST /v1/workers/{name}/forget drop all that is known of a worker's cache
+    GET  /openapi.json             all of this (:mod:`.openapi`)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 from aiohttp import web
@@ -23,13 +26,17 @@ from aiohttp.typedefs import Handler
 
 from kvsync.config import AdminSettings
 from kvsync.gateway import errors
+from kvsync.gateway.body import decode
 from kvsync.gateway.errors import Problem
+from kvsync.gateway.openapi import document
 from kvsync.gateway.ports import Fleet, JsonObject, Tokenizing
 from kvsync.routing.lookup import Lookup, match_prompt
 from kvsync.telemetry.metrics import CONTENT_TYPE
 from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 MAX_BODY = 32 << 20
+STOP = 2.0
+"""Seconds that open answers of this port get when the gateway stops."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -66,9 +73,6 @@ class MatchQuestion(msgspec.Struct):
     cache_salt: str | None = None
 
 
-_read_object = msgspec.json.Decoder(dict[str, object]).decode
-
-
 class Admin:
     """The admin server. ``start`` raises OSError when the address is taken."""
 
@@ -82,7 +86,9 @@ class Admin:
         app.router.add_get("/v1/workers", self._workers)
         app.router.add_post("/v1/match", self._match)
         app.router.add_get("/v1/decisions/{request_id}", self._decision)
-        self._runner = web.AppRunner(app, access_log=None)
+        app.router.add_post("/v1/workers/{worker}/forget", self._forget)
+        app.router.add_get("/openapi.json", self._openapi)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP)
 
     @property
     def port(self) -> int:
@@ -117,18 +123,23 @@ class Admin:
             raise Problem(404, "no decision is kept for this request id", reason="no_decision")
         return _json(found)
 
+    async def _forget(self, request: web.Request) -> web.Response:
+        worker = request.match_info["worker"]
+        if not self._ports.forget(worker):
+            raise Problem(404, "there is no such worker: GET /v1/workers lists them", reason="no_worker")
+        return _json({"worker": worker, "forgotten": True})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return _json(document())
+
     async def _match(self, request: web.Request) -> web.Response:
+        body = decode(await request.read())
         try:
-            body = _read_object(await request.read())
             asked = msgspec.convert(body, MatchQuestion)
         except msgspec.ValidationError as error:
             raise Problem(400, str(error), reason="bad_question") from None
-        except msgspec.DecodeError as error:
-            raise errors.bad_json(str(error)) from None
-        except RecursionError:
-            raise errors.bad_json("nested too deeply") from None
         model, adapter = self._served(asked)
-        tokenized = await self._tokens(asked, body, model, adapter)
+        tokenized = await self._tokens(asked, cast(JsonObject, body), model, adapter)
         if len(tokenized.prompts) != 1:
             raise Problem(503, f"the tokens are unknown: {tokenized.reason or 'no tokenizer'}", reason="tokens_unknown")
         prompt = tokenized.prompts[0]

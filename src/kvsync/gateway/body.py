@@ -32,11 +32,7 @@ def read_body(raw: bytes) -> tuple[JsonObject, str]:
 
     Of duplicate keys the last counts, as for the engine. Nothing else is looked at: the engine judges the rest.
     """
-    if len(raw) > LARGE:
-        _bound(raw)
-        body = _decode_large(raw)
-    else:
-        body = _decoded(raw)
+    body = decode(raw)
     if not isinstance(body, dict):
         raise errors.body_not_object()
     model = body.get("model")
@@ -45,6 +41,21 @@ def read_body(raw: bytes) -> tuple[JsonObject, str]:
     if not isinstance(model, str):
         raise errors.model_not_string()
     return cast(JsonObject, body), model
+
+
+def decode(raw: bytes) -> object:
+    """A JSON value of any kind, of bounded cost. Raises ``Problem``."""
+    if len(raw) <= LARGE:
+        return _decoded(raw)
+    _bound(raw)
+    # Without the collector, which would look at the growing result again and again: JSON holds no cycles.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _decoded(raw)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _decoded(raw: bytes) -> object:
@@ -56,19 +67,8 @@ def _decoded(raw: bytes) -> object:
         raise errors.bad_json("nested too deeply") from None
 
 
-def _decode_large(raw: bytes) -> object:
-    """Without the collector, which would look at the growing result again and again: JSON holds no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return _decoded(raw)
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _bound(raw: bytes) -> None:
-    """Raises ``Problem`` for a body that holds too much. What is no JSON may pass or not."""
+    """Raises ``Problem`` for a body that holds too much. What is no JSON may pass or be refused for that."""
     marks = len(raw) - len(raw.translate(None, b'"[{'))
     if marks <= MAX_TEXTS and raw.count(b",") <= MAX_VALUES:
         return  # whatever stands in texts was counted too: a bound, found at the speed of memory
@@ -100,4 +100,4 @@ def _slices(raw: bytes) -> Iterator[tuple[int, bytes]]:
         inside ^= (len(parts) - 1) & 1
 
 
-__all__ = ["LARGE", "MAX_TEXTS", "MAX_VALUES", "read_body"]
+__all__ = ["LARGE", "MAX_TEXTS", "MAX_VALUES", "decode", "read_body"]

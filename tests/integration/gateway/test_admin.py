@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,10 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from kvsync.config import AdminSettings
 from kvsync.events.types import ExtraKey, Image
-from kvsync.gateway.admin import Admin, AdminPorts
+from kvsync.gateway.admin import Admin, AdminPorts, MatchQuestion
 from kvsync.gateway.ports import JsonObject
 from kvsync.index.match import Match, Tokens
 from kvsync.telemetry.metrics import Metrics
@@ -66,15 +68,22 @@ class Desk:
         self.index = Index()
         self.words = Words()
         self.ready = True
+        self.forgotten: list[str] = []
+        self.admin: Admin
         self.session: aiohttp.ClientSession
         self.url = ""
+
+    def forget(self, worker: str) -> bool:
+        self.forgotten.append(worker)
+        return worker in ("a", "a#1", "zone/a#life2")
 
     def is_ready(self) -> tuple[bool, Mapping[str, object]]:
         return self.ready, {"mode": "kv-sync" if self.ready else "load-only"}
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        async with self.session.request(method, self.url + path, data=data) as response:
+        url = URL(self.url + path, encoded=True)
+        async with self.session.request(method, url, data=data) as response:
             return response.status, await response.json()
 
 
@@ -88,12 +97,13 @@ async def desk() -> AsyncIterator[Desk]:
             ready=made.is_ready,
             workers=lambda: [{"worker": "a", "trust": "exact", "last_sequence": 7}],
             decision=lambda request_id: {"request_id": request_id, "why": "so"} if request_id == "r-1" else None,
-            forget=lambda worker: worker == "a",
+            forget=made.forget,
             fleet=Models(),
             tokenizing=made.words,
             index=made.index,
         ),
     )
+    made.admin = admin
     with pytest.raises(RuntimeError):
         _ = admin.port
     await admin.start()
@@ -215,3 +225,53 @@ async def test_unknown_paths_and_methods_are_json_too() -> None:
             status, answer = await made.ask(method, path)
             assert status == expected
             assert set(answer["error"]) == {"message", "type", "code", "param"}
+
+
+async def test_a_workers_cache_can_be_forgotten() -> None:
+    """As after an adapter was replaced under its name (I18)."""
+    async with desk() as made:
+        for path, worker in (("a", "a"), ("a%231", "a#1"), ("zone%2Fa%23life2", "zone/a#life2")):
+            assert await made.ask("POST", f"/v1/workers/{path}/forget") == (200, {"worker": worker, "forgotten": True})
+        status, answer = await made.ask("POST", "/v1/workers/nobody/forget", b"whatever")
+        assert (status, answer["error"]["message"]) == (404, "there is no such worker: GET /v1/workers lists them")
+        assert made.forgotten == ["a", "a#1", "zone/a#life2", "nobody"]
+        for path in ("/v1/workers/a/forget", "/v1/workers//forget", "/v1/workers/zone/a/forget"):
+            assert (await made.ask("GET", path))[0] in (404, 405)
+        assert len(made.forgotten) == 4
+
+
+async def test_a_question_costs_a_bounded_time() -> None:
+    """Twenty million arrays in one body would hold up every request of the data port."""
+    async with desk() as made:
+        status, answer = await made.ask(
+            "POST", "/v1/match", b'{"model":"m","tokens":[%b]}' % b",".join([b"[]"] * 5_000_000)
+        )
+        assert (status, answer["error"]["message"]) == (
+            413,
+            "the request body holds more than 250000 texts, arrays and objects",
+        )
+        status, answer = await made.ask("POST", "/v1/match", b" " * (33 << 20))
+        assert status == 413
+        assert set(answer["error"]) == {"message", "type", "code", "param"}
+
+
+async def test_the_openapi_document_names_every_route_and_every_kind_of_answer() -> None:
+    async with desk() as made:
+        status, document = await made.ask("GET", "/openapi.json")
+        assert (status, document["openapi"]) == (200, "3.1.0")
+        named = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+        served = {
+            (route.resource.canonical, route.method)
+            for route in made.admin._runner.app.router.routes()
+            if route.resource is not None and route.method != "HEAD"
+        }
+        assert named == served
+        schemas = document["components"]["schemas"]
+        references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+        assert references == set(schemas)
+        # Other answers are held against their schemas where the real application gives them.
+        _, answer = await made.ask("POST", "/v1/match", {"model": "m", "tokens": [1]})
+        assert set(schemas["Matches"]["properties"]) == set(answer)
+        assert set(schemas["Question"]["properties"]) == set(MatchQuestion.__struct_fields__)
+        _, answer = await made.ask("GET", "/v1/decisions/none")
+        assert set(schemas["Error"]["properties"]["error"]["properties"]) == set(answer["error"])
