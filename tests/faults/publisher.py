@@ -47,7 +47,7 @@ def _endpoint(socket: zmq.Socket[bytes]) -> str:
 class Publisher:
     """Publishes numbered batches and answers replays, in a thread of its own (sockets never change threads).
 
-    ``already``, ``bodies``: what it has published before it was there to connect to, as one hash each, or as payloads.
+    ``curve_secret``: its secret key, when it demands CURVE. ``already``, ``bodies``: what it has published before it was there to connect to, as one hash each, or as payloads.
 
     Attributes may be set at any time:
         drop: numbers that a replay leaves out, each once for every time it stands in the list.
@@ -68,6 +68,7 @@ class Publisher:
         host: str = "127.0.0.1",
         already: Sequence[int] = (),
         bodies: Sequence[bytes] = (),
+        curve_secret: bytes | None = None,
     ) -> None:
         self.topic_frame = topic_frame
         self.started = started
@@ -87,13 +88,17 @@ class Publisher:
         self._stop = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._pub = self._context.socket(zmq.XPUB)
+        self._router = self._context.socket(zmq.ROUTER)
+        if curve_secret is not None:
+            for socket in (self._pub, self._router):
+                socket.set(zmq.CURVE_SERVER, 1)
+                socket.set(zmq.CURVE_SECRETKEY, curve_secret)
         self._pub.set(zmq.LINGER, 0)
         self._pub.set(zmq.SNDHWM, hwm)
         self._pub.set(zmq.IPV6, ":" in host)
         where = f"[{host}]" if ":" in host else host
         self._pub.bind(f"tcp://{where}:{events_port or '*'}")
         self.events = _endpoint(self._pub)
-        self._router = self._context.socket(zmq.ROUTER)
         self._router.set(zmq.LINGER, 0)
         self._router.set(zmq.SNDHWM, 0)
         self._router.set(zmq.IPV6, ":" in host)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from kvsync.config.model import EventsSettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Locator, NotLocated, Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
 from kvsync.events.scrape import EngineMetrics, OnHits, Scraper
@@ -68,6 +69,7 @@ class EventManager:
         timer: Timer | None = None,
         start_sequence: int = 0,
         on_hits: OnHits | None = None,
+        access: EngineAccess | None = None,
     ) -> None:
         self._sink = sink
         self._settings = settings
@@ -75,6 +77,7 @@ class EventManager:
         self._timer = timer
         self._start_sequence = start_sequence
         self._on_hits = on_hits
+        self._access = access or EngineAccess()
         self._session: aiohttp.ClientSession | None = None
         self._reader: Reader | None = None
         self._scraper: Scraper | None = None
@@ -109,9 +112,13 @@ class EventManager:
             self._session = aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(), headers={"Accept-Encoding": "identity"}, auto_decompress=False
             )
-            self._locator = HttpLocator(self._session, self._settings.connect_timeout)
+            self._locator = HttpLocator(self._session, self._settings.connect_timeout, self._access)
             self._scraper = Scraper(
-                self._session, self._settings.metrics_interval, self._settings.connect_timeout, self._scraped
+                self._session,
+                self._settings.metrics_interval,
+                self._settings.connect_timeout,
+                self._scraped,
+                self._access,
             )
             self._scraper.start()
         for observer in self._observers:
@@ -284,6 +291,9 @@ class EventManager:
                 problem = str(error)
             except ReaderEnded:  # the manager says so in ``failed``
                 return
+            except Exception as error:  # a fault of the sink or of this program: the engine must not be lost by it
+                log.exception("%s: its streams can't be followed", registration.engine.name)
+                problem = f"{type(error).__name__}: {error}"
             if problem is not None and problem != registration.problem:
                 log.warning("%s: %s", registration.engine.name, problem)
             registration.problem = problem
