@@ -14,6 +14,8 @@ from typing import Final, Literal, TypeAlias
 
 import aiohttp
 
+from kvsync.discovery.access import EngineAccess
+
 MAX_METRICS_BYTES: Final = 16 << 20
 MAX_SAMPLES: Final = 1024
 """Of one metric."""
@@ -33,15 +35,20 @@ class NoPage(Exception):
         self.reason = reason
 
 
-async def fetch(session: aiohttp.ClientSession, base: str, path: str, limit: int, patience: float) -> bytes | None:
+async def fetch(
+    session: aiohttp.ClientSession, access: EngineAccess, base: str, path: str, limit: int, patience: float
+) -> bytes | None:
     """The body of a page of at most ``limit`` bytes, within ``patience`` seconds; ``None``: there is no such page.
 
     Raises:
-        NoPage: no answer, a server error, or too much.
+        NoPage: no answer, a server error, no admittance, or too much.
     """
     try:
         timeout = aiohttp.ClientTimeout(total=patience)
-        async with session.get(base + path, timeout=timeout, allow_redirects=False) as response:
+        arguments = access.arguments(base)
+        async with session.get(base + path, timeout=timeout, allow_redirects=False, **arguments) as response:
+            if response.status in (401, 403):
+                raise NoPage("status", f"GET {path}: status {response.status} (see gateway.engine_api_key)")
             if response.status >= 500:
                 raise NoPage("status", f"GET {path}: status {response.status}")
             if response.status != 200:

@@ -24,6 +24,7 @@ from typing import Final, TypeAlias
 
 import aiohttp
 
+from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.events.pages import MAX_METRICS_BYTES, NoPage, fetch, rank_of, samples
 
@@ -130,6 +131,7 @@ class Scraper:
         interval: seconds between two looks at an engine.
         timeout: seconds that one look may take.
         report: gets each look's news.
+        access: how engines are spoken to.
     """
 
     def __init__(
@@ -138,10 +140,12 @@ class Scraper:
         interval: float,
         timeout: float,
         report: Callable[[Engine, EngineMetrics], None],
+        access: EngineAccess,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
+        self._access = access
         self._interval = interval
         self._timeout = timeout
         self._report = report
@@ -209,7 +213,7 @@ class Scraper:
     async def _look(self, watched: _Watched) -> None:
         engine = watched.engine
         try:
-            body = await fetch(self._session, engine.url, "/metrics", MAX_METRICS_BYTES, self._timeout)
+            body = await fetch(self._session, self._access, engine.url, "/metrics", MAX_METRICS_BYTES, self._timeout)
         except NoPage as error:
             watched.failures[error.reason] += 1
             watched.failed_in_a_row += 1

@@ -23,6 +23,7 @@ from typing import Any, Final
 import aiohttp
 
 from kvsync.config.addresses import Address, BadAddress, http_address, tcp_address
+from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
 from kvsync.events.pages import MAX_METRICS_BYTES, NoPage, fetch, rank_of, samples
@@ -56,10 +57,12 @@ class HttpLocator:
 
     Args:
         timeout: seconds for one HTTP exchange and for one name look-up.
+        access: how engines are spoken to.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, timeout: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, timeout: float, access: EngineAccess) -> None:
         self._session = session
+        self._access = access
         self._timeout = timeout
 
     async def locate(self, engine: Engine) -> Located:
@@ -109,7 +112,7 @@ class HttpLocator:
         if not wanted:
             return None
         try:
-            return await fetch(self._session, engine.url, path, limit, self._timeout)
+            return await fetch(self._session, self._access, engine.url, path, limit, self._timeout)
         except NoPage as error:
             return error
 

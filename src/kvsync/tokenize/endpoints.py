@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 import aiohttp
 
 from kvsync.config import RemoteTokenizerSettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.breaker import Breaker
 from kvsync.tokenize.errors import RemoteFailed
 from kvsync.tokenize.pool import BoundedPool
@@ -76,7 +77,8 @@ class Endpoint:
 class Endpoints(Generic[T]):
     """Those that answer one route. Used from one event loop, between :meth:`start` and :meth:`close`.
 
-    ``engines`` gives the base URLs of the engines that serve a (base) model now.
+    ``engines`` gives the base URLs of the engines that serve a (base) model now; ``access`` is how they and the service
+    are spoken to (the name in the engines' certificates apart, which is not that of a service).
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class Endpoints(Generic[T]):
         engines: Callable[[str], Sequence[str]],
         pool: BoundedPool,
         *,
+        access: EngineAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._route = route
         self._settings = settings
+        self._access = access or EngineAccess()
         self._engines = engines
         self._pool = pool
         self._clock = clock
@@ -167,7 +171,11 @@ class Endpoints(Generic[T]):
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout, sock_connect=self._settings.connect_timeout)
         try:
             async with self._session.post(
-                url + self._route.path, data=body, timeout=timeout, allow_redirects=False
+                url + self._route.path,
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,
+                **self._access.arguments(url, named=self._settings.endpoint == "engines"),
             ) as response:
                 if response.status != 200:
                     await self._refuse(response)

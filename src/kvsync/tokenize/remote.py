@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kvsync.config import RemoteTokenizerSettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.endpoints import BadAnswer, Endpoint, Endpoints, Retried, Route
 from kvsync.tokenize.errors import Untokenized
 from kvsync.tokenize.pool import BoundedPool
@@ -101,9 +102,10 @@ class RemoteTokenizer(Endpoints[RemoteTokens]):
         engines: Callable[[str], Sequence[str]],
         pool: BoundedPool,
         *,
+        access: EngineAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(TOKENIZE, settings, engines, pool, clock=clock)
+        super().__init__(TOKENIZE, settings, engines, pool, access=access, clock=clock)
 
     async def probe(self, model: str) -> str | None:
         """``None`` when some endpoint for ``model`` tokenizes, else a sentence. Asks even those that rest, and an

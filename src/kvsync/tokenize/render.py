@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from kvsync.config import RemoteTokenizerSettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.endpoints import BadAnswer, Endpoints, Route
 from kvsync.tokenize.errors import RemoteFailed, Untokenized
 from kvsync.tokenize.pool import BoundedPool
@@ -129,11 +130,12 @@ class Renderer(Endpoints[Prompt]):
         engines: Callable[[str], Sequence[str]],
         pool: BoundedPool,
         *,
+        access: EngineAccess | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         timeout = min(settings.timeout, settings.budget * _SHARE)
         once = settings.model_copy(update={"retries": 0, "timeout": timeout})
-        super().__init__(_RENDER, once, engines, pool, clock=clock)
+        super().__init__(_RENDER, once, engines, pool, access=access, clock=clock)
         self._prompts: Counter[str] = Counter()
         self._told = False
 

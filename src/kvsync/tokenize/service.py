@@ -22,6 +22,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
 from kvsync.config import ModelSettings, TokenizerSettings
+from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.block0 import FirstBlocks, Held
 from kvsync.tokenize.cache import TokenCache
 from kvsync.tokenize.endpoints import LARGE
@@ -50,7 +51,8 @@ class TokenizerService:
     """Requests → token ids. Used from one event loop, between :meth:`start` and :meth:`close`.
 
     ``engines`` gives the base URLs of the engines that serve a (base) model now; it is asked when the endpoint is
-    ``engines``. ``held`` says whether engines hold what they should, if local tokens are right.
+    ``engines``. ``access`` is how they are spoken to. ``held`` says whether engines hold what they should, if local
+    tokens are right.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class TokenizerService:
         models: Sequence[ModelSettings],
         engines: Callable[[str], Sequence[str]],
         *,
+        access: EngineAccess | None = None,
         held: Held = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -68,8 +71,11 @@ class TokenizerService:
         self._pool = BoundedPool(settings.local.threads, settings.local.queue)
         remote = settings.remote
         usable = remote.enabled and remote.endpoint is not None
-        self._remote = RemoteTokenizer(remote, engines, self._pool, clock=clock) if usable else None
-        self._renderer = Renderer(remote, engines, self._pool, clock=clock) if usable and remote.render else None
+        self._remote = self._renderer = None
+        if usable:
+            self._remote = RemoteTokenizer(remote, engines, self._pool, access=access, clock=clock)
+        if usable and remote.render:
+            self._renderer = Renderer(remote, engines, self._pool, access=access, clock=clock)
         self._answers = TokenCache(remote.cache_bytes, max_age=ANSWER_AGE, clock=clock)
         self._pieces = TokenCache(settings.local.cache_bytes, clock=clock)
         self._flights: SingleFlight[bytes] = SingleFlight()

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
 from kvsync.events.sources import MAX_SOURCES_BYTES, HttpLocator
@@ -55,7 +56,7 @@ async def serving() -> AsyncIterator[EngineHttp]:
 
 async def locate(engine: Engine, seconds: float = 5.0) -> Located:
     async with aiohttp.ClientSession() as session:
-        return await HttpLocator(session, seconds).locate(engine)
+        return await HttpLocator(session, seconds, EngineAccess()).locate(engine)
 
 
 def source(events: int, replay: int | None = None, host: str = "*") -> dict[str, Any]:
