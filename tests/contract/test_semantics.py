@@ -280,26 +280,107 @@ def test_reannouncing_hybrid_has_no_credit(fed: Callable[..., Index]) -> None:
     index.mark_reannouncing(W)
     assert look(index, range(5)).trust == "none"
     assert credit(index, range(5)) == 0
-    index.apply(W, batch(cleared(), stored([1], range(4), **window), stored([1], range(4))))
-    assert credit(index, range(5)) == 0, "that clear may be older than the request"
-    index.apply(W, batch(cleared(), stored([1], range(4), **window), stored([1], range(4))))
+    for _ in range(2):
+        index.apply(W, batch(cleared(), stored([1], range(4), **window), stored([1], range(4))))
+        assert look(index, range(5)) == Match(0, 0, {}, "none"), "any clear may be older than the request"
+    index.new_epoch(W)
+    index.apply(W, batch(stored([1], range(4), **window), stored([1], range(4))))
     assert credit(index, range(5)) == 4
 
 
-def test_a_clear_in_the_next_batch_does_not_end_a_mark(fed: Callable[..., Index]) -> None:
+def test_no_clear_ends_a_mark(fed: Callable[..., Index]) -> None:
     """An engine tells of a clear with its next step only: before the blocks of the very request that was marked."""
     index = fed(stored([1, 2], range(8)))
     index.mark_reannouncing(W)
-    index.apply(W, batch(cleared(), stored([1, 2], range(8))))
-    index.apply(W, batch(stored([1, 2], range(8))))
-    index.apply(W, batch(removed([2])))
-    assert look(index, range(9)) == Match(4, 4, {"gpu": 4}, "exact")
-    index.apply(W, batch(cleared(), stored([1], range(4)), stored([1], range(4)), removed([1])))
-    assert look(index, range(9)) == Match(4, 0, {"gpu": 4}, "exact")
-    index.mark_reannouncing(W)
+    index.apply(W, batch(stored([9], range(90, 94))))
+    for _ in range(2):
+        index.apply(W, batch(cleared(), stored([1, 2], range(8))))
+        index.apply(W, batch(stored([1, 2], range(8))))
+        index.apply(W, batch(removed([2])))
+        assert look(index, range(9)) == Match(4, 4, {"gpu": 4}, "exact")
     index.new_epoch(W)
     index.apply(W, batch(stored([1], range(4)), stored([1], range(4)), removed([1])))
     assert look(index, range(9)) == Match(4, 0, {"gpu": 4}, "exact")
+
+
+def counts_again(index: Index) -> bool:
+    """Whether a second copy outlives a removal: not on a worker that is marked as re-announcing."""
+    index.apply(W, batch(stored(["c"], range(4)), stored(["c"], range(4)), removed(["c"])))
+    found = credit(index, range(5))
+    index.apply(W, batch(removed(["c"])))
+    assert found in (0, 4)
+    return found == 4
+
+
+def test_a_mark_that_no_batch_followed_outlives_one_new_epoch(fed: Callable[..., Index]) -> None:
+    """The request may have gone to the new process already."""
+    index = fed()
+    index.mark_reannouncing(W)
+    index.new_epoch(W)
+    assert not counts_again(index)
+    index.new_epoch(W)
+    assert counts_again(index)
+    index.mark_reannouncing(W)
+    index.new_epoch(W)
+    index.new_epoch(W)
+    assert counts_again(index), "one new epoch, not two"
+    index.mark_reannouncing(W)
+    assert not counts_again(index)
+    index.new_epoch(W)
+    assert counts_again(index), "a batch followed"
+
+
+@pytest.mark.parametrize("what", [b"\xc1 garbage", batch(rank=7)], ids=["undecodable", "wrong rank"])
+def test_a_batch_that_was_not_applied_does_not_follow_a_mark(index: Index, what: bytes) -> None:
+    index.add_worker(W, M, rank=0)
+    index.mark_reannouncing(W)
+    index.apply(W, what)
+    index.new_epoch(W)
+    assert not counts_again(index)
+
+
+def test_each_kind_of_mark_ends_by_itself(fed: Callable[..., Index]) -> None:
+    index = fed()
+    index.mark_reannouncing(W)
+    index.apply(W, batch(as_array(stored([1], range(4)), "0.14.0")))
+    index.mark_hidden_keys(W)
+    index.new_epoch(W)
+    assert states(index)["reannouncing"] is False
+    index.apply(W, batch(as_array(stored([1], range(4)), "0.14.0")))
+    assert look(index, range(5)) == Match(0, 4, {}, "none")
+
+
+@pytest.mark.parametrize("again", ["relearn", "add_worker", "forget"])
+def test_marks_outlive_learning_anew_and_registering_again(fed: Callable[..., Index], again: str) -> None:
+    index = fed()
+    index.mark_reannouncing(W)
+    index.mark_hidden_keys(W)
+    index.apply(W, batch())
+    getattr(index, again)(W, *([M] if again == "add_worker" else []))
+    assert states(index)["reannouncing"] is True
+    index.apply(W, batch(as_array(stored([1], range(4)), "0.14.0")))
+    assert look(index, range(5)) == Match(0, 4, {}, "none")
+    index.new_epoch(W)
+    assert states(index)["reannouncing"] is False, "a batch followed"
+
+
+def test_a_removed_worker_takes_its_marks_along(fed: Callable[..., Index]) -> None:
+    index = fed()
+    index.mark_reannouncing(W)
+    index.remove_worker(W)
+    index.add_worker(W, M)
+    assert counts_again(index)
+
+
+@pytest.mark.parametrize("end", ["clear", "new_epoch", "relearn"])
+def test_more_copies_than_blocks_is_over_when_they_are_gone(fed: Callable[..., Index], end: str) -> None:
+    index = fed(stored([1], range(4)), stored([1], range(4)), stored([2], range(4, 8)), usable_blocks=2)
+    assert states(index)["reannouncing"] is True
+    if end == "clear":
+        index.apply(W, batch(cleared()))
+    else:
+        getattr(index, end)(W)
+    assert counts_again(index)
 
 
 # -- placement
@@ -379,9 +460,11 @@ def test_hidden_request_on_a_dialect_that_hides(fed: Callable[..., Index]) -> No
     index = fed(as_array(stored([1], range(4)), "0.14.0"))
     index.mark_hidden_keys(W)
     assert look(index, range(5)) == Match(0, 4, {}, "none")
-    index.apply(W, batch(["AllBlocksCleared"], as_array(stored([1], range(4)), "0.14.0")))
-    assert look(index, range(5)) == Match(0, 4, {}, "none"), "that clear may be older than the request"
-    index.apply(W, batch(["AllBlocksCleared"], as_array(stored([1], range(4)), "0.14.0")))
+    for _ in range(2):
+        index.apply(W, batch(["AllBlocksCleared"], as_array(stored([1], range(4)), "0.14.0")))
+        assert look(index, range(5)) == Match(0, 4, {}, "none"), "any clear may be older than the request"
+    index.new_epoch(W)
+    index.apply(W, batch(as_array(stored([1], range(4)), "0.14.0")))
     assert look(index, range(5)).credit == 4
 
 
@@ -600,7 +683,6 @@ def test_forget_and_new_epoch(fed: Callable[..., Index]) -> None:
     index = fed(stored([1], range(4)))
     index.forget(W)
     assert look(index, range(5)) == Match(0, 0, {}, "partial")
-    index.mark_reannouncing(W)
     index.new_epoch(W)
     assert look(index, range(5)) == Match(0, 0, {}, "exact")
     index.apply(W, batch(stored([1], range(8), block_size=8), stored([1], range(8), block_size=8), removed([1])))

@@ -1,7 +1,8 @@
 """Which key each engine hash of one worker has, and the stores that wait for their parent's.
 
 What must always hold: a hash has a key only while it is resident; a key that two hashes of the worker claimed at once
-names nobody until all of them are gone; nothing hangs on the root but what the engine put there.
+names nobody until all of them are gone; nothing hangs on the root but what the engine put there, and on an observed run
+only what :mod:`~kvsync.index.adoption` allows.
 """
 
 from __future__ import annotations
@@ -11,25 +12,34 @@ from collections.abc import Container
 from typing import Final
 
 from kvsync.events.types import BlockStoredEvent, EngineHash
+from kvsync.index.adoption import Names, content
 from kvsync.index.keys import HiddenAdapter, Key, block_key, root_key
+from kvsync.index.observed import Observed, Run
+from kvsync.index.positions import Positions
 
 PARKED_EVENTS: Final = 4096
 PARKED_BYTES: Final = 16 << 20
 
 
 class Placement:
-    """See the module. ``counts`` gets ``parked`` and ``parked_dropped``."""
+    """See the module. ``counts`` gets ``parked``, ``parked_dropped`` and what :class:`Names` counts."""
 
-    def __init__(self, model: str, counts: Counter[str]) -> None:
+    def __init__(self, model: str, counts: Counter[str], positions: Positions, observed: Observed) -> None:
         self._model = model
         self._counts = counts
+        self._positions = positions
+        self._observed = observed
+        self._names = Names(counts)
         self._key_of: dict[EngineHash, Key] = {}
+        self._depth_of: dict[EngineHash, int] = {}
         self._hash_of: dict[Key, EngineHash] = {}
         self._twins: dict[Key, set[EngineHash]] = {}
         self._parked: OrderedDict[int, BlockStoredEvent] = OrderedDict()
+        """By the position of the worker when they came."""
         self._parked_under: dict[EngineHash, list[int]] = {}
         self._parked_bytes = 0
-        self._parked_next = 0
+        self.parked_dropped_at = 0
+        """Position of the newest one that was dropped to make room."""
 
     @property
     def placed(self) -> int:
@@ -41,8 +51,25 @@ class Placement:
         """Stores that wait."""
         return len(self._parked)
 
+    @property
+    def disputed(self) -> Container[Key]:
+        """Keys behind which nothing counts that events told; false when there is none."""
+        return self._names.disputed
+
     def knows(self, engine_hash: EngineHash) -> bool:
         return engine_hash in self._key_of
+
+    def depth(self, engine_hash: EngineHash) -> int | None:
+        """Blocks before it in its chain; ``None`` without a key."""
+        return self._depth_of.get(engine_hash)
+
+    def key_of(self, engine_hash: EngineHash) -> Key | None:
+        """The key that the hash has, as a block or as the name of a parent."""
+        key = self._key_of.get(engine_hash)
+        if key is None:
+            name = self._names.get(engine_hash)
+            return None if name is None else name.key
+        return key
 
     def hash_of(self, key: Key) -> EngineHash | None:
         """The one hash that has this key; ``None`` without one, or where several claim it."""
@@ -57,11 +84,22 @@ class Placement:
                 for number in self._parked_under.pop(engine_hash, ()):
                     waiting.append(self._unpark(number))
 
+    def adopt_parked(self, run: Run, resident: Container[EngineHash]) -> None:
+        """A run was recorded: what waits may continue it."""
+        if run.follows is None:
+            return
+        for number in list(self._parked):
+            event = self._parked.get(number)  # an earlier one may have placed it
+            if event is not None and self._content(event) == run.follows and self._adopt(event):
+                self._leave_parent(number)
+                self.place(self._unpark(number), resident)
+
     def unplace(self, engine_hash: EngineHash) -> None:
         """The hash is resident nowhere any more."""
         key = self._key_of.pop(engine_hash, None)
         if key is None:
             return
+        del self._depth_of[engine_hash]
         twins = self._twins.get(key)
         if twins is not None:
             twins.discard(engine_hash)
@@ -72,51 +110,102 @@ class Placement:
 
     def _place_one(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> list[EngineHash]:
         """Returns the hashes that have a key now and may be parents of parked events."""
-        adapter = event.lora_name if event.lora_name is not None or event.lora_id < 0 else HiddenAdapter(event.lora_id)
         step = event.block_size * 4
         tokens = memoryview(event.raw_token_ids)
         parent: Key | None
         if event.parent_block_hash is None:
-            parent = root_key(self._model, adapter, event.block_size)
+            parent, depth = self._root(event), -1
         else:
-            parent = self._key_of.get(event.parent_block_hash)
+            if self.key_of(event.parent_block_hash) is None:
+                self._adopt(event)
+            parent, depth = self.key_of(event.parent_block_hash), self._parent_depth(event.parent_block_hash)
         missing = False
         for i, engine_hash in enumerate(event.block_hashes):
             key = self._key_of.get(engine_hash)
-            if key is None:
-                if parent is None:
-                    missing = True
-                    continue
+            if key is not None:
+                depth = self._depth_of[engine_hash]
+            elif parent is None:
+                missing = True
+                continue
+            else:
                 extra = event.extra_keys[i] if event.extra_keys else ()
                 key = block_key(parent, tokens[i * step : (i + 1) * step], extra)
+                depth += 1
                 if engine_hash in resident:
-                    self._key_of[engine_hash] = key
-                    if key in self._twins:  # hash_of may still name one that is gone, even this one
-                        self._twins[key].add(engine_hash)
-                    elif self._hash_of.setdefault(key, engine_hash) != engine_hash:
-                        self._twins[key] = {self._hash_of[key], engine_hash}
+                    self._set_key(engine_hash, key, depth)
             parent = key
         if missing:
             self._park(event)
-        return [h for h in event.block_hashes if h in self._parked_under and h in self._key_of]
+        heads = [*event.block_hashes]
+        if event.parent_block_hash is not None:
+            heads.insert(0, event.parent_block_hash)  # it may have got a name just now
+        return [h for h in heads if h in self._parked_under and self.key_of(h) is not None]
+
+    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int) -> None:
+        self._key_of[engine_hash] = key
+        self._depth_of[engine_hash] = depth
+        if key in self._twins:  # hash_of may still name one that is gone, even this one
+            self._twins[key].add(engine_hash)
+        elif self._hash_of.setdefault(key, engine_hash) != engine_hash:
+            self._twins[key] = {self._hash_of[key], engine_hash}
+        self._names.placed(engine_hash, key)
+
+    def _root(self, event: BlockStoredEvent) -> Key:
+        adapter = event.lora_name if event.lora_name is not None or event.lora_id < 0 else HiddenAdapter(event.lora_id)
+        return root_key(self._model, adapter, event.block_size)
+
+    def _parent_depth(self, parent: EngineHash) -> int:
+        depth = self._depth_of.get(parent)
+        if depth is None:
+            name = self._names.get(parent)
+            return -1 if name is None else name.depth
+        return depth
+
+    # -- adoption
+
+    def _content(self, event: BlockStoredEvent) -> Key | None:
+        """What the event's first block holds, where it may continue an observed run."""
+        if event.block_hashes[0] in self._key_of or (event.extra_keys and event.extra_keys[0]):
+            return None
+        return content(self._root(event), event.raw_token_ids[: event.block_size * 4])
+
+    def _adopt(self, event: BlockStoredEvent) -> bool:
+        """Name the event's parent, of which nothing is known, if it is the last block of an observed run."""
+        if not self._names and not self._observed:
+            return False
+        follows = self._content(event)
+        if follows is None or self._names.refuted(follows):
+            return False
+        runs = self._observed.followed_by(follows)
+        if len(runs) != 1 or runs[0].last in self._hash_of:
+            return False
+        assert event.parent_block_hash is not None
+        return self._names.adopt(event.parent_block_hash, follows, runs[0])
+
+    # -- parking
 
     def _park(self, event: BlockStoredEvent) -> None:
         assert event.parent_block_hash is not None
-        number = self._parked_next
-        self._parked_next += 1
+        number = self._positions.move()
         self._parked[number] = event
         self._parked_under.setdefault(event.parent_block_hash, []).append(number)
         self._parked_bytes += _parked_size(event)
         self._counts["parked"] += 1
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
             oldest = next(iter(self._parked))
-            parent = self._unpark(oldest).parent_block_hash
-            assert parent is not None
-            siblings = self._parked_under[parent]
-            siblings.remove(oldest)
-            if not siblings:
-                del self._parked_under[parent]
+            self._leave_parent(oldest)
+            self._unpark(oldest)
+            self.parked_dropped_at = oldest
             self._counts["parked_dropped"] += 1
+
+    def _leave_parent(self, number: int) -> None:
+        """It is no longer found by its parent."""
+        parent = self._parked[number].parent_block_hash
+        assert parent is not None
+        siblings = self._parked_under[parent]
+        siblings.remove(number)
+        if not siblings:
+            del self._parked_under[parent]
 
     def _unpark(self, number: int) -> BlockStoredEvent:
         event = self._parked.pop(number)

@@ -1,6 +1,8 @@
 """The prefix index in pure Python: short, readable, and the specification of every implementation.
 
-The rules stand here; ``worker`` and ``placement`` carry them out, ``hits`` and ``keys`` are their pure parts.
+The rules stand here. ``worker`` carries out what events say, ``residence`` and ``placement`` are its parts; ``lookup``
+says what a worker can do for a prompt; ``learning`` takes what answers teach, with ``positions``, ``observed`` and
+``adoption``; ``cap`` makes room; ``hits`` and ``keys`` are pure.
 
 **Must always hold: no worker is credited with a block that it does not hold.** Where the events leave that open, the
 block is not credited, and trust says so.
@@ -11,17 +13,19 @@ Residence
 
 Re-announcing workers
     ``kv_cache_report_mode=full`` announces hits as if they were stores, with no matching removals, so counts run too
-    high. From :meth:`mark_reannouncing`, or from the moment that a worker's GPU copies exceed its usable blocks, until
-    a clear or a new epoch: the first removal of a block ends its credit. While copies remain it is *doubtful*
-    (expected, not credit) until a store holds it again. With window or state groups trust is ``none``: there such a
-    worker announces blocks that it does not hold. A block that was announced again and evicted leaves a copy behind
-    that no event takes away, so doubtful blocks beyond the number of usable ones (``MOST_DOUBTFUL`` where that is
-    unknown) are all dropped, counted.
+    high. From :meth:`mark_reannouncing` until a new epoch, and from the moment that a worker's GPU copies exceed its
+    usable blocks until a clear, a new epoch or learning anew: the first removal of a block ends its credit. While
+    copies remain it is *doubtful* (expected, not credit) until a store holds it again, or an answer tells. With window
+    or state groups trust is ``none``: there such a worker announces blocks that it does not hold. A block that was
+    announced again and evicted leaves a copy behind that no event takes away, so doubtful blocks beyond the number of
+    usable ones (``MOST_DOUBTFUL`` where that is unknown) are all dropped, counted.
 
 Marks
-    of requests that make events say less (:meth:`mark_reannouncing`, :meth:`mark_hidden_keys`) end with a clear, but
-    not with one in the first batch after the mark: an engine tells of a clear with its next step only, so that one may
-    be older than the request and stand before the blocks of the very request that was marked.
+    of requests that make events say less (:meth:`mark_reannouncing`, :meth:`mark_hidden_keys`) end with a new epoch
+    only. Not with a clear: an engine tells of it with its next step, so it may be older than the request and stand
+    before the blocks of the very request that was marked. A mark that no batch followed yet outlives one new epoch:
+    the request may have gone to the new process. :meth:`relearn` and registering the worker again keep marks,
+    :meth:`remove_worker` ends them.
 
 Placement
     An engine hash gets a block key when its tokens are known (tokens = hashes × block size) and its parent's key is; a
@@ -38,8 +42,8 @@ Placement
 
 Forgetting
     What can't be read may have been a removal: an undecodable batch, or a skipped event that may remove, forgets the
-    whole worker and leaves it ``partial`` until a clear or a new epoch. ``AllBlocksCleared`` clears every tier: it does
-    not say which, and that is the sound reading.
+    whole worker and leaves it ``partial`` until a clear, a new epoch or learning anew. ``AllBlocksCleared`` clears all
+    tiers: it does not say which, and that is the sound reading.
 
 Trust
     ``none`` when soundness is unknown: a group kind without a proven rule, several groups without kinds or of differing
@@ -47,12 +51,55 @@ Trust
     window or state groups, a suspended worker (its stream does not tell at present), a worker whose dialect hides salts
     and images after a request that carried one. Otherwise ``partial`` after a loss, else ``exact``.
 
+Positions
+    Each worker counts what may have taken a block: every hash that a removal names, whatever the medium; every clear,
+    forgetting, new epoch, learning anew, and room made by the cap; and, for their order, parked stores and recorded
+    runs. A match says where that stood (``as_of`` = 2 × position, + 1 where the credit leant on an observed run), and
+    :meth:`observe` judges by it. *Evicted* when since then all was lost, or a removal named the key of one of the
+    credited blocks, or more removals came than ``REMOVALS``, or, where the credit leant on a run, a *keyless* block was
+    removed: one that is not known or has no key, so that it may be any. Else *steady*.
+
+Answers
+    An engine said that it had n blocks of a prompt when it began. *Plain* is a worker whose groups are all of full
+    attention, without hit alignment: there each of the n was held, and the next one was not.
+
+    A hit ends doubt: under ``exact``, and if steady, the doubtful GPU copies of the first n blocks are held again,
+    where no removal named the block meanwhile and no other tier has it (the hit may have come from there).
+
+    A miss forgets doubt, on plain workers: where more was expected than n blocks, the doubtful copies of the prompt's
+    other blocks are dropped, and so are observed runs with the missing block that were recorded before the match. With
+    EAGLE the engine says one block less than it had: the missing one is the next.
+
+    *Observed runs:* what a ``partial`` worker had beyond its events is held until ``until``, if the answer is steady
+    and no keyless block was removed since the match. The run ends before the first block that a removal named since,
+    and before the first with extra keys besides the salt. A removal of one of its blocks ends a run. A keyless removal
+    makes all of them doubtful; so does trust ``none`` while it lasts. Forgetting, clear, new epoch and learning anew
+    end them. No run where a removal need not name the key that the request has: on a worker that showed extra keys of
+    an unknown kind, on one that hides extra keys if the prompt has an adapter or a salt, on one that is not plain.
+    Counted blocks of a run are GPU blocks. At most ``OBSERVED_KEYS`` per worker, oldest run out first, counted.
+
+Adoption
+    A store with an unknown parent whose first block is what followed an observed run in its prompt names that run's
+    last block, in either order of store and answer; it and what is parked under it are placed. Another prompt may go
+    on with the same tokens, so that is a guess; but the request that was observed computed the block too, so then its
+    own store names another parent. So no name where two runs go on alike, or a hash has the run's last key; and
+    a name is *disputed* when an orphan of another parent has the same content, when another parent is to have the same
+    key, or a hash gets the key. Behind a disputed key events count no more, only runs. A run whose own store may have
+    been dropped from parking adopts nothing. A name is no copy and is a fact about content: it lives until the worker
+    is emptied (``NAMES`` of them, oldest out).
+
+Cap
+    With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an
+    eighth is free: hashes without a key; then by depth in their chains, deepest first, over all workers, those that no
+    match read since the last time before those that one did. The workers concerned are ``partial`` from then on.
+
 Threads: any number may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isnan
 from threading import Lock
 from time import perf_counter, sleep
 from typing import Final
@@ -60,9 +107,12 @@ from typing import Final
 from typing_extensions import Buffer
 
 from kvsync.events.types import EventBatch, ExtraKey, Salt
+from kvsync.index.cap import make_room
 from kvsync.index.keys import KeyChain, packed, root_key
+from kvsync.index.learning import Answer, observe
+from kvsync.index.lookup import Prompt, block_size, describe, match
 from kvsync.index.match import Match, Observation, Tokens
-from kvsync.index.worker import Worker
+from kvsync.index.worker import Facts, Mark, Worker
 
 LONGEST_TURN: Final = 0.001
 BREATH: Final = 50e-6
@@ -98,7 +148,8 @@ class ReferenceIndex:
     ) -> None:
         """Register a worker, empty and trusted ``exact``: its events are expected from its epoch's first one on.
 
-        Registering a known worker again makes it new. ``rank``: batches that name another are dropped and counted.
+        Registering a known worker again makes it new, but for its marks. ``rank``: batches that name another are
+        dropped and counted.
 
         Raises:
             ValueError: a fact that can't be: not positive, or an unknown ``spec_decode``.
@@ -112,8 +163,11 @@ class ReferenceIndex:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if spec_decode not in (None, "eagle"):
             raise ValueError(f"spec_decode must be None or 'eagle' (for EAGLE and MTP), not {spec_decode!r}")
-        added = Worker(model, usable_blocks, attention_chunk_size, spec_decode, hit_alignment, rank)
+        facts = Facts(model, usable_blocks, attention_chunk_size, spec_decode is not None, hit_alignment, rank)
         with self._lock:
+            added = Worker(facts)
+            if worker in self._workers:
+                added.marks = self._workers[worker].marks
             self._workers[worker] = added
 
     def remove_worker(self, worker: str) -> None:
@@ -132,6 +186,8 @@ class ReferenceIndex:
                 known = self._workers.get(worker)
                 if known is not None:
                     known.apply(payload)
+                    if self._max_blocks is not None:
+                        make_room(self._workers.values(), self._max_blocks)
             if perf_counter() - since > LONGEST_TURN:
                 sleep(BREATH)
                 since = perf_counter()
@@ -159,7 +215,7 @@ class ReferenceIndex:
         """As if registered with ``spec_decode="eagle"``: its answers show that it decodes with EAGLE or MTP."""
         with self._lock:
             if worker in self._workers:
-                self._workers[worker].eagle = True
+                self._workers[worker].facts.eagle = True
 
     def suspend(self, worker: str) -> None:
         """What is known of this worker may be out of date (its stream is down, or a gap in it is being repaired): until
@@ -176,15 +232,16 @@ class ReferenceIndex:
 
     def mark_reannouncing(self, worker: str) -> None:
         """A request with ``kv_cache_report_mode=full`` goes to this worker."""
-        with self._lock:
-            if worker in self._workers:
-                self._workers[worker].mark(reannouncing=True)
+        self._mark(worker, "reannouncing")
 
     def mark_hidden_keys(self, worker: str) -> None:
         """A request with a salt or an image goes to this worker: if its dialect hides those, trust is ``none``."""
+        self._mark(worker, "hidden_keys")
+
+    def _mark(self, worker: str, mark: Mark) -> None:
         with self._lock:
             if worker in self._workers:
-                self._workers[worker].mark(hides_keys=True)
+                self._workers[worker].mark(mark)
 
     def match(
         self,
@@ -202,21 +259,19 @@ class ReferenceIndex:
         Raises:
             TypeError, ValueError, OverflowError: the tokens can't be read (see ``kvsync.index.keys.packed``).
         """
-        prompt = packed(tokens)
-        count = len(prompt) // 4
-        extra: list[Sequence[ExtraKey] | None] = list(block_keys or ())
-        if cache_salt is not None:
-            extra[:1] = [[*(extra[0] or ()), Salt(cache_salt)] if extra else [Salt(cache_salt)]]
-        chains: dict[int, KeyChain] = {}
+        packed_tokens = packed(tokens)
+        extra = _extra_keys(cache_salt, block_keys)
+        prompts: dict[int, Prompt] = {}
         matches = {}
         with self._lock:
             for name, worker in self._workers.items():
-                if worker.model != model:
+                if worker.facts.model != model:
                     continue
-                size = worker.block_size
-                if size and size not in chains:
-                    chains[size] = KeyChain(root_key(model, adapter, size), prompt, size, extra)
-                matches[name] = worker.match(chains.get(size), count)
+                size = block_size(worker)
+                if size and size not in prompts:
+                    chain = KeyChain(root_key(model, adapter, size), packed_tokens, size, extra)
+                    prompts[size] = Prompt(chain, len(packed_tokens) // 4, size)
+                matches[name] = match(worker, prompts.get(size), note_reads=self._max_blocks is not None)
         return matches
 
     def observe(
@@ -233,26 +288,74 @@ class ReferenceIndex:
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
     ) -> Observation:
-        """Learn from an answer: its engine said that it had ``cached`` tokens of this prompt."""
+        """Learn from an answer: its engine said that it had ``cached`` tokens of this prompt.
+
+        ``credit`` and ``as_of`` are those of the match that the worker was chosen by, ``until`` is when what this
+        teaches ends, in seconds of the clock that :meth:`expire` is told.
+
+        Raises:
+            TypeError, ValueError, OverflowError: as :meth:`match`; ``cached`` or ``credit`` is negative; ``until`` is
+                not a number.
+        """
+        packed_tokens = packed(tokens)
+        if cached < 0 or credit < 0:
+            raise ValueError(f"cached and credit are tokens, at least 0, not {cached} and {credit}")
+        if isnan(until):
+            raise ValueError("until must be a time, not NaN")
+        extra = _extra_keys(cache_salt, block_keys)
         with self._lock:
             known = self._workers.get(worker)
-            return "unknown" if known is None or known.model != model or not known.block_size else "evicted"
+            size = block_size(known) if known is not None and known.facts.model == model else 0
+            if known is None or not size:
+                return "unknown"
+            root = root_key(model, adapter, size)
+            answer = Answer(
+                Prompt(KeyChain(root, packed_tokens, size, extra), len(packed_tokens) // 4, size),
+                cached,
+                credit,
+                as_of,
+                until,
+                root,
+                memoryview(packed_tokens),
+                [i for i, keys in enumerate(block_keys or ()) if keys],
+                adapter is not None or cache_salt is not None,
+            )
+            return observe(known, answer)
 
     def expire(self, now: float) -> None:
-        """Observed runs whose ``until`` is not after ``now`` end."""
+        """Observed runs whose ``until`` is not after ``now`` end.
+
+        Raises:
+            ValueError: ``now`` is not a number.
+        """
+        if isnan(now):
+            raise ValueError("now must be a time, not NaN")
+        with self._lock:
+            for worker in self._workers.values():
+                worker.observed.expire(now)
 
     def block_sizes(self, model: str) -> dict[str, int]:
         """Tokens per block of each worker of ``model``; 0 before its first store."""
         with self._lock:
-            return {name: worker.block_size for name, worker in self._workers.items() if worker.model == model}
+            return {name: block_size(worker) for name, worker in self._workers.items() if worker.facts.model == model}
 
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""
         with self._lock:
             return {
                 "implementation": "reference",
-                "workers": {name: worker.describe() for name, worker in self._workers.items()},
+                "workers": {name: describe(worker) for name, worker in self._workers.items()},
             }
+
+
+def _extra_keys(
+    cache_salt: str | None, block_keys: Sequence[Sequence[ExtraKey] | None] | None
+) -> list[Sequence[ExtraKey] | None]:
+    """Extra keys by block number, the salt with the first."""
+    extra: list[Sequence[ExtraKey] | None] = list(block_keys or ())
+    if cache_salt is not None:
+        extra[:1] = [[*(extra[0] or ()), Salt(cache_salt)] if extra else [Salt(cache_salt)]]
+    return extra
 
 
 __all__ = ["ReferenceIndex"]

@@ -1,12 +1,14 @@
-"""All that is known of one worker: which blocks are resident where, how they are read, and how far that can be trusted.
+"""All that is known of one worker, and how its events change it.
 
-The rules stand in the text of :mod:`kvsync.index.reference`.
+What it can do for a prompt is said in ``lookup``, what answers add to it in ``learning``. The rules stand in the text
+of :mod:`kvsync.index.reference`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -18,33 +20,34 @@ from kvsync.events.types import (
     EngineHash,
     EventBatch,
     KVEvent,
+    Opaque,
     SkippedEvent,
     UndecodableBatch,
 )
-from kvsync.index.hits import Rule, hit_blocks, kind_of
-from kvsync.index.keys import KeyChain
-from kvsync.index.match import Match, Tier, Trust
+from kvsync.index.observed import Observed
 from kvsync.index.placement import Placement
-
-_TIERS: Final[dict[str, Tier]] = {
-    "gpu": "gpu",
-    "cpu": "cpu",
-    "storage": "storage",
-    "fs": "storage",
-    "obj": "storage",
-    "disk": "storage",
-}
-
-
-def _tier(medium: str | None) -> Tier | None:
-    return "gpu" if medium is None else _TIERS.get(medium.casefold())
-
+from kvsync.index.positions import Positions
+from kvsync.index.residence import Residence, tier_of
 
 MOST_DOUBTFUL: Final = 65_536
 """Where the number of usable blocks is unknown."""
 
+Mark: TypeAlias = Literal["reannouncing", "hidden_keys"]
 
-class _Group:
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of an engine apart from its events."""
+
+    model: str
+    usable_blocks: int | None = None
+    attention_chunk_size: int | None = None
+    eagle: bool = False
+    hit_alignment: int | None = None
+    rank: int | None = None
+
+
+class Group:
     """What the events tell of one KV-cache group."""
 
     def __init__(self) -> None:
@@ -56,101 +59,85 @@ class _Group:
         """A store named fewer or more hashes than its tokens hold."""
 
 
-class _Residence:
-    """The blocks of one tier and group."""
-
-    def __init__(self) -> None:
-        self.copies: dict[EngineHash, int] = {}
-        self.doubtful: set[EngineHash] = set()
-
-    def held(self, engine_hash: EngineHash) -> bool:
-        return engine_hash in self.copies and engine_hash not in self.doubtful
-
-
 class Worker:
     """All that is known of one worker."""
 
-    def __init__(
-        self,
-        model: str,
-        usable_blocks: int | None,
-        attention_chunk_size: int | None,
-        spec_decode: str | None,
-        hit_alignment: int | None,
-        rank: int | None,
-    ) -> None:
-        self.model = model
-        self.usable_blocks = usable_blocks
-        self.attention_chunk_size = attention_chunk_size
-        self.eagle = spec_decode is not None
-        self.hit_alignment = hit_alignment
-        self.rank = rank
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
         self.counts: Counter[str] = Counter()
         """What happened, by word: for metrics, never for decisions."""
+        self.positions = Positions()
+        self.observed = Observed(self.counts)
+        self.marks: dict[Mark, bool] = {}
+        """What requests did to its events → no batch was applied since."""
         self.lost = False
         self.suspended = False
-        self._start_epoch()
-
-    def _start_epoch(self) -> None:
-        self._unmark()
         self._begin()
 
     def _begin(self) -> None:
-        self.groups: dict[int, _Group] = {}
+        self.groups: dict[int, Group] = {}
         self.hides_keys = False
+        """A store did not show extra keys: there may have been some."""
+        self.shows_unknown_keys = False
         self._empty()
         self._settle()
 
     def _empty(self) -> None:
-        self.residence: dict[tuple[Tier, int], _Residence] = {}
-        self.places: Counter[EngineHash] = Counter()
-        """In how many tiers and groups a hash is resident."""
-        self.gpu_copies = 0
-        self.placement = Placement(self.model, self.counts)
+        self.observed.clear()
+        self.residence = Residence(self._left)
+        self.placement = Placement(self.facts.model, self.counts, self.positions, self.observed)
+        self.read: set[EngineHash] = set()
+        """Blocks within the run of some match since the cap last made room."""
 
     def _settle(self) -> None:
-        """What a clear and a new epoch make good."""
+        """What a clear, a new epoch and learning anew make good."""
         self.lost = False
         self.overfull = False
         """More copies were announced than there are blocks."""
 
-    def _unmark(self) -> None:
-        self.marked_reannouncing = False
-        self.hidden_request = False
-        self.fresh_mark = False
-        """No batch was applied since a request was marked."""
-
-    def mark(self, *, reannouncing: bool = False, hides_keys: bool = False) -> None:
-        """A request that makes events say less goes to this worker."""
-        self.marked_reannouncing |= reannouncing
-        self.hidden_request |= hides_keys
-        self.fresh_mark = True
+    def _left(self, engine_hash: EngineHash) -> None:
+        self.placement.unplace(engine_hash)
+        self.read.discard(engine_hash)
 
     @property
     def reannouncing(self) -> bool:
-        return self.overfull or self.marked_reannouncing
+        return self.overfull or "reannouncing" in self.marks
 
     # -- the worker's life
 
+    def mark(self, mark: Mark) -> None:
+        """A request that makes events say less goes to this worker."""
+        self.marks[mark] = True
+
     def forget(self) -> None:
+        self.positions.lose()
         self._empty()
         self.lost = True
         self.counts["forgotten"] += 1
 
     def clear(self) -> None:
+        self.positions.lose()
         self._empty()
         self._settle()
-        if not self.fresh_mark:
-            self._unmark()
         self.counts["cleared"] += 1
 
     def new_epoch(self) -> None:
-        self._start_epoch()
+        self.marks = {mark: False for mark, fresh in self.marks.items() if fresh}
+        self.positions.lose()
+        self._begin()
         self.counts["epochs"] += 1
 
     def relearn(self) -> None:
+        self.positions.lose()
         self._begin()
         self.counts["relearned"] += 1
+
+    def cap(self, hashes: list[EngineHash]) -> None:
+        """Drop these to make room; what they are is lost (``positions`` hears of it when all are dropped)."""
+        for engine_hash in hashes:
+            self.residence.drop(engine_hash)
+        self.counts["capped"] += len(hashes)
+        self.lost = True
 
     # -- events
 
@@ -164,13 +151,14 @@ class Worker:
                 self.counts[f"undecodable_{error.reason}"] += 1
                 self.forget()
                 return
-        if self.rank is not None and batch.data_parallel_rank is not None and batch.data_parallel_rank != self.rank:
+        rank = self.facts.rank
+        if rank is not None and batch.data_parallel_rank is not None and batch.data_parallel_rank != rank:
             self.counts["wrong_rank"] += 1
             return
         self.counts["batches"] += 1
         for event in batch.events:
             self._event(event)
-        self.fresh_mark = False
+        self.marks = dict.fromkeys(self.marks, False)
 
     def _event(self, event: KVEvent | SkippedEvent) -> None:
         match event:
@@ -186,7 +174,7 @@ class Worker:
                     self.forget()
 
     def _stored(self, event: BlockStoredEvent) -> None:
-        tier = _tier(event.medium)
+        tier = tier_of(event.medium)
         if tier is None:
             self.counts["unknown_medium"] += 1
             return
@@ -195,18 +183,14 @@ class Worker:
         dense = event.block_size > 0 and len(event.raw_token_ids) == 4 * event.block_size * len(event.block_hashes)
         if tier == "gpu":
             self._learn(index, event, dense)
-        residence = self.residence.setdefault((tier, index), _Residence())
+        if any(isinstance(key, Opaque) for keys in event.extra_keys or () for key in keys):
+            self.shows_unknown_keys = True
+            self.observed.clear()
         for engine_hash in event.block_hashes:
-            if engine_hash in residence.copies:
-                residence.copies[engine_hash] += 1
-            else:
-                residence.copies[engine_hash] = 1
-                self.places[engine_hash] += 1
-            residence.doubtful.discard(engine_hash)
-        if tier == "gpu":
-            self.gpu_copies += len(event.block_hashes)
-            if self.usable_blocks is not None and self.gpu_copies > self.usable_blocks:
-                self.overfull = True
+            self.residence.add(tier, index, engine_hash)
+        usable = self.facts.usable_blocks
+        if tier == "gpu" and usable is not None and self.residence.gpu_copies > usable:
+            self.overfull = True
         if not event.block_hashes:
             return
         if not dense or event.block_size != self._block_size(index):
@@ -215,18 +199,19 @@ class Worker:
             if any(not self.placement.knows(h) for h in event.block_hashes):
                 self.counts["waiting_offload"] += 1
         else:
-            self.placement.place(event, self.places)
+            self.placement.place(event, self.residence)
 
     def _learn(self, index: int, event: BlockStoredEvent, dense: bool) -> None:
-        group = self.groups.setdefault(index, _Group())
+        group = self.groups.setdefault(index, Group())
         if event.kv_cache_spec_kind is not None:
             group.kind = event.kv_cache_spec_kind
         if event.kv_cache_spec_sliding_window is not None:
             group.window = event.kv_cache_spec_sliding_window
         if event.block_size and not group.block_size:
             group.block_size = event.block_size
-        if dense and event.block_hashes and event.extra_keys is None:
+        if dense and event.block_hashes and event.extra_keys is None and not self.hides_keys:
             self.hides_keys = True
+            self.observed.clear()
         if not dense and event.block_size:
             group.sparse = True
 
@@ -235,147 +220,30 @@ class Worker:
         return group.block_size if group else 0
 
     def _removed(self, event: BlockRemovedEvent) -> None:
-        tier = _tier(event.medium)
+        for engine_hash in event.block_hashes:
+            self._note_removal(engine_hash)
+        tier = tier_of(event.medium)
         if tier is None:
             self.counts["unknown_medium"] += 1
             return
         self.counts["removed"] += 1
-        groups = [event.group_idx] if event.group_idx is not None else [g for t, g in self.residence if t == tier]
+        groups = [event.group_idx] if event.group_idx is not None else self.residence.groups(tier)
         for i, engine_hash in enumerate(event.block_hashes):
             left = event.remaining_copy_counts[i] if event.remaining_copy_counts is not None else None
-            gone = [self._remove(tier, group, engine_hash, left) for group in groups]
+            gone = [self.residence.remove(tier, group, engine_hash, left, doubt=self.reannouncing) for group in groups]
             if not any(gone):
                 self.counts["removed_unknown"] += 1
-        if sum(len(r.doubtful) for r in self.residence.values()) > (self.usable_blocks or MOST_DOUBTFUL):
-            self._drop_doubtful()
+        if self.residence.doubtful > (self.facts.usable_blocks or MOST_DOUBTFUL):
+            self.counts["doubtful_dropped"] += self.residence.drop_doubtful()
 
-    def _drop_doubtful(self) -> None:
-        for (tier, _), residence in self.residence.items():
-            for engine_hash in residence.doubtful:
-                copies = residence.copies.pop(engine_hash)
-                if tier == "gpu":
-                    self.gpu_copies -= copies
-                self._left(engine_hash)
-                self.counts["doubtful_dropped"] += 1
-            residence.doubtful.clear()
-
-    def _remove(self, tier: Tier, group: int, engine_hash: EngineHash, left: int | None) -> bool:
-        """One copy less (or ``left`` copies left); False when the block was not known to be there."""
-        residence = self.residence.get((tier, group))
-        if residence is None or engine_hash not in residence.copies:
-            return False
-        had = residence.copies[engine_hash]
-        now = had - 1 if left is None else left
-        if tier == "gpu":
-            self.gpu_copies += now - had
-        if now > 0:
-            residence.copies[engine_hash] = now
-            if self.reannouncing and left is None:
-                residence.doubtful.add(engine_hash)
-            return True
-        del residence.copies[engine_hash]
-        residence.doubtful.discard(engine_hash)
-        self._left(engine_hash)
-        return True
-
-    def _left(self, engine_hash: EngineHash) -> None:
-        """One tier and group holds no copy of it any more."""
-        self.places[engine_hash] -= 1
-        if not self.places[engine_hash]:
-            del self.places[engine_hash]
-            self.placement.unplace(engine_hash)
-
-    # -- lookups
-
-    def rules(self) -> list[Rule] | None:
-        """How hits are counted here; ``None`` when no rule is proven for what the events show."""
-        full_sizes = {g.block_size for g in self.groups.values() if kind_of(g.kind) == "full"}
-        size = max(full_sizes, default=0) or max((g.block_size for g in self.groups.values()), default=0)
-        rules = []
-        for index, group in self.groups.items():
-            kind = kind_of(group.kind)
-            if kind == "unproven" or group.block_size > size or (kind == "window" and group.window <= 0):
-                return None
-            if group.kind is None and (len(self.groups) > 1 or group.sparse):
-                return None
-            if kind == "chunked" and self.attention_chunk_size is None:
-                return None
-            rules.append(Rule(index, kind, group.window))
-        kinds = {rule.kind for rule in rules}
-        if len(full_sizes) > 1 or ("chunked" in kinds and kinds & {"window", "state"}):
-            return None
-        if self.reannouncing and kinds & {"window", "state"}:
-            return None
-        return rules
-
-    @property
-    def block_size(self) -> int:
-        """The block size of the groups that place blocks; 0 before the first store."""
-        sizes = [g.block_size for g in self.groups.values() if kind_of(g.kind) == "full"]
-        return max(sizes or [g.block_size for g in self.groups.values()], default=0)
-
-    def trust(self) -> Trust:
-        if self.suspended or self.rules() is None or (self.hides_keys and self.hidden_request):
-            return "none"
-        return "partial" if self.lost else "exact"
-
-    def match(self, chain: KeyChain | None, tokens: int) -> Match:
-        trust = self.trust()
-        rules = self.rules()
-        if chain is None or not rules:
-            return Match(0, trust=trust)
-        by_tier: dict[Tier, int] = {}
-        credit = 0
-        if trust != "none":
-            credit = self._hit(rules, chain, tokens, doubtful=False, by_tier=by_tier)
-        likely = credit
-        if trust == "none" or any(r.doubtful for r in self.residence.values()):
-            likely = self._hit(rules, chain, tokens, doubtful=True, by_tier={})
-        return Match(credit, max(0, likely - credit), by_tier, trust)
-
-    def _hit(self, rules: list[Rule], chain: KeyChain, tokens: int, *, doubtful: bool, by_tier: dict[Tier, int]) -> int:
-        def held(tier: Tier, group: int, i: int) -> bool:
-            engine_hash = self.placement.hash_of(chain[i])
-            if engine_hash is None:
-                return False
-            residence = self.residence.get((tier, group))
-            if residence is None:
-                return False
-            return residence.held(engine_hash) or (doubtful and engine_hash in residence.copies)
-
-        size = self.block_size
-        chunk = self.attention_chunk_size or 1
-        run = hit_blocks(rules, lambda group, i: held("gpu", group, i), tokens, size, chunk, self.eagle)
-        if self.hit_alignment:
-            run = run * size // self.hit_alignment * self.hit_alignment // size
-        counts: Counter[Tier] = Counter({"gpu": run})
-        if all(rule.kind == "full" for rule in rules):
-            limit = max(0, tokens - 1) // size
-            while run < limit:
-                tier: Tier | None = next(
-                    (t for t in ("cpu", "storage") if all(held(t, rule.group, run) for rule in rules)), None
-                )
-                if tier is None:
-                    break
-                counts[tier] += 1
-                run += 1
-        by_tier.update({tier: blocks * size for tier, blocks in counts.items() if blocks})
-        return run * size
-
-    def describe(self) -> dict[str, object]:
-        return {
-            "model": self.model,
-            "trust": self.trust(),
-            "block_size": self.block_size,
-            "blocks": len(self.places),
-            "copies": sum(sum(r.copies.values()) for r in self.residence.values()),
-            "doubtful": sum(len(r.doubtful) for r in self.residence.values()),
-            "placed": self.placement.placed,
-            "parked": self.placement.parked,
-            "reannouncing": self.reannouncing,
-            "suspended": self.suspended,
-            "counts": dict(self.counts),
-        }
+    def _note_removal(self, engine_hash: EngineHash) -> None:
+        """A copy of it leaves some cache, even one of a medium that is unknown here."""
+        key = self.placement.key_of(engine_hash)
+        self.positions.remove(key)
+        if key is None:
+            self.observed.doubt()
+        else:
+            self.observed.end_with(key)
 
 
-__all__ = ["Worker"]
+__all__ = ["Facts", "Group", "Mark", "Worker"]
