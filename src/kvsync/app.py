@@ -1,8 +1,9 @@
 """The whole gateway in one process: every room, put together.
 
 Data moves one way. Discovery tells of engines; the fleet routes to them and KV sync follows their events into the
-index; a request is tokenized, matched, routed and relayed; its answer feeds the audit. This module knows all rooms and
-none of them knows it; there is no decision in it.
+index; a request is tokenized, matched, routed and relayed; its answer feeds the audit. Once a second what has run out
+ends, and what knowledge serves is told. This module knows all rooms and none of them knows it; there is no decision in
+it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ from kvsync.routing.audit import Audit
 from kvsync.routing.decision import Decision
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
+from kvsync.routing.modes import Modes
 from kvsync.routing.records import as_json
 from kvsync.routing.router import Router
+from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest
 
 log = logging.getLogger("kvsync")
+
+TICK = 1.0
+"""Seconds between two looks at what time alone changes."""
 
 
 class CountedTokenizing:
@@ -83,9 +89,10 @@ class App:
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable()
         self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
-        self.audit = Audit(self.metrics.audited)
+        self.modes = Modes(time.monotonic)
         self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls, held=self.router.held)
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
+        self.audit = Audit(self.index, self.kv_sync.resync, settings.routing.observed_lifetime, self.metrics)
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
         self.gateway = Gateway(
             settings.gateway,
@@ -99,6 +106,9 @@ class App:
             fleet=self.fleet,
             index=self.index,
             loads=loads,
+            router=self.router,
+            audit=self.audit,
+            modes=self.modes,
             kv_sync=self.kv_sync,
             metrics=self.metrics,
             tokenizing=self.tokenizer.stats,
@@ -146,6 +156,7 @@ class App:
         self._tasks = [
             asyncio.create_task(self._follow_changes(), name="fleet changes"),
             asyncio.create_task(self._source.run(), name="configuration file"),
+            asyncio.create_task(self._tick(), name="ticks"),
         ]
         log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
 
@@ -170,7 +181,7 @@ class App:
         self.gateway.hurry()
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
-        return EventManager(self.index, settings, timer=self.metrics)
+        return EventManager(self.index, settings, timer=self.metrics, on_hits=self.audit.on_hits)
 
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)
@@ -180,6 +191,8 @@ class App:
         if not any(worker == engine.worker(rank) for engine in self.fleet for rank in engine.ranks):
             return False
         self.index.forget(worker)
+        self.router.forget(worker)
+        log.info("worker %s: what was known of its cache is forgotten, by order of the admin API", worker)
         return True
 
     def _engine_urls(self, model: str) -> list[str]:
@@ -187,7 +200,21 @@ class App:
 
     def _changed(self, change: Change) -> None:
         self.router.apply(change)
+        self.audit.apply(change)
+        self.modes.apply(change)
         self._changes.put_nowait(change)
+
+    async def _tick(self) -> None:
+        throttle = Throttle(log, interval=60.0)
+        while True:
+            await asyncio.sleep(TICK)
+            try:
+                for mode_change in self.modes.look(self.report.moments()):
+                    log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
+                self.index.expire(time.monotonic())
+            except Exception as error:
+                # Of the next tick the same is asked: a fault in one must not end what runs out with time.
+                throttle.warning("tick", "a look at what runs out with time failed: %r", error, exc_info=error)
 
     async def _follow_changes(self) -> None:
         while True:
@@ -209,9 +236,10 @@ class App:
     def _answered(
         self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
     ) -> None:
-        self.audit.observe(decision, status, usage)
+        cached = self.audit.observe(decision, tokenized, status, usage)
         self.metrics.model_answered(decision.model, status)
         if status == 200:
+            self.router.answered(decision, tokenized, cached)
             self.tokenizer.answered(decision.tokenized, decision.chosen.worker)
         self.kv_sync.served(decision.chosen.worker)
 

@@ -1,6 +1,6 @@
-"""What the gateway says of itself: readiness and mode, its workers, and the figures that are read when asked for.
+"""What the gateway says of itself: readiness and modes, its workers, and the figures that are read when asked for.
 
-Read-only: it looks at fleet, streams, index and load, and changes none of them.
+Read-only: it looks at fleet, streams, index, router and audit, and changes none of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from typing import Any, Final
 from kvsync.events.contracts import WorkerStatus
 from kvsync.events.sync import KVSync
 from kvsync.index import Index
+from kvsync.index.match import Trust
+from kvsync.routing.audit import Audit
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
+from kvsync.routing.modes import Modes, Moment
+from kvsync.routing.router import Router
 from kvsync.telemetry.aibrix import ZmqFigures
 from kvsync.telemetry.metrics import Metrics
 
@@ -26,6 +30,7 @@ class Report:
     """See the module.
 
     Args:
+        modes: kept up to date with :meth:`moments` by whoever has the time.
         tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
     """
@@ -36,6 +41,9 @@ class Report:
         fleet: Fleet,
         index: Index,
         loads: LoadTable,
+        router: Router,
+        audit: Audit,
+        modes: Modes,
         kv_sync: KVSync,
         metrics: Metrics,
         tokenizing: Callable[[], Mapping[str, Any]],
@@ -44,6 +52,9 @@ class Report:
         self._fleet = fleet
         self._index = index
         self._loads = loads
+        self._router = router
+        self._audit = audit
+        self._modes = modes
         self._kv_sync = kv_sync
         self._metrics = metrics
         self._tokenizing = tokenizing
@@ -52,23 +63,51 @@ class Report:
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
         """Ready: not shutting down, and an engine to route to. The details say what knowledge serves, per model."""
+        workers = self._modes.workers
         models: dict[str, Counter[str]] = {}
-        for worker in self.workers():
-            if worker["ready"]:
-                models.setdefault(str(worker["model"]), Counter())[str(worker["knowledge"])] += 1
+        for engine in self._fleet:
+            if engine.ready:
+                modes = [workers.get(worker, "load-only") for worker in map(engine.worker, engine.ranks)]
+                models.setdefault(engine.model, Counter()).update(modes)
         sync = self._kv_sync.status()
         details = {
             "draining": self._draining(),
             "kv_sync": {"state": sync.state, "unmet": sync.unmet},
-            "models": {model: {"mode": _mode(known), "workers": dict(known)} for model, known in models.items()},
+            "models": {
+                model: {"mode": self._modes.models.get(model, "load-only"), "workers": dict(modes)}
+                for model, modes in models.items()
+            },
         }
         return not self._draining() and bool(models), details
+
+    def moments(self) -> dict[str, Moment]:
+        """What is known of every worker of the fleet at this moment."""
+        streams = {status.worker: status for status in self._kv_sync.workers()}
+        trusts: dict[str, dict[str, Trust]] = {}
+        found = {}
+        for engine in self._fleet:
+            if engine.model not in trusts:
+                # No tokens, no hashing: what is asked is the trust that a request would meet now.
+                matches = self._index.match(b"", engine.model)
+                trusts[engine.model] = {worker: match.trust for worker, match in matches.items()}
+            for worker in map(engine.worker, engine.ranks):
+                trust = trusts[engine.model].get(worker, "none")
+                why = _why(streams.get(worker), trust)
+                if trust != "none":
+                    moment = Moment(engine.model, trust, why, engine.ready)
+                elif self._router.observes(worker):
+                    moment = Moment(engine.model, "observed", f"{why}; answers of late serve", engine.ready)
+                else:
+                    moment = Moment(engine.model, "load-only", why, engine.ready)
+                found[worker] = moment
+        return found
 
     def workers(self) -> list[dict[str, object]]:
         """Every worker of the fleet, whether or not its events are followed."""
         streams = {status.worker: status for status in self._kv_sync.workers()}
         indexed = self._indexed()
         loads = self._loads.snapshot()
+        modes, breakers = self._modes.workers, self._router.breakers()
         found = []
         for engine in self._fleet:
             for rank in engine.ranks:
@@ -85,15 +124,19 @@ class Report:
                         "ready": engine.ready,
                         "state": stream.state.value if stream else "off",
                         "trust": known.get("trust"),
-                        "knowledge": _knowledge(stream, known),
+                        "mode": modes.get(worker, "load-only"),
+                        "breaker": breakers.get(worker, "closed"),
                         "last_sequence": stream.last_sequence if stream else None,
                         "blocks": known.get("blocks", 0),
                         "block_size": known.get("block_size", 0),
                         "running": load.running if load else 0,
                         "queued_prefill_tokens": load.queued_prefill_tokens if load else 0,
+                        "asleep": stream.asleep if stream else False,
+                        "alarm": stream.alarm if stream else None,
                         "problem": stream.problem if stream else None,
                         "index": {name: value for name, value in known.items() if name not in _SHOWN_ABOVE},
                         "stream": _stream(stream) if stream else None,
+                        "audit": self._audit.describe(worker),
                     }
                 )
         return found
@@ -105,6 +148,7 @@ class Report:
 
     def _scrape(self) -> None:
         self._metrics.kv_sync(self._kv_sync.status().state)
+        self._metrics.modes(self._modes.workers, self._modes.models)
         remote = self._tokenizing()["remote"]
         if remote is not None:
             self._metrics.tokenizers(remote["active"], remote["taken_out"])
@@ -119,18 +163,21 @@ class Report:
 _SHOWN_ABOVE: Final = frozenset({"model", "trust", "blocks", "block_size"})
 
 
-def _knowledge(stream: WorkerStatus | None, known: Mapping[str, Any]) -> str:
-    """What routing knows of a worker: ``exact``, ``partial``, or ``load-only``."""
-    if stream is None or not known or known["trust"] == "none":
-        return "load-only"
-    return str(known["trust"])
-
-
-def _mode(known: Counter[str]) -> str:
-    """A model's mode is that of its worst-known worker, and ``load-only`` only when nothing is known of any."""
-    if set(known) == {"load-only"}:
-        return "load-only"
-    return "exact" if set(known) == {"exact"} else "partial"
+def _why(stream: WorkerStatus | None, trust: Trust) -> str:
+    """Why a worker is known as it is, in half a sentence."""
+    if stream is None:
+        return "its events are not followed"
+    if trust == "exact":
+        return "its events are whole"
+    if trust == "partial":
+        return "something of its events was lost"
+    if stream.asleep:
+        return "its engine sleeps"
+    if stream.problem is not None:
+        return stream.problem
+    if stream.state.value != "live":
+        return f"its stream is {stream.state.value}"
+    return "its events can't be relied on (`index` in /v1/workers)"
 
 
 def _stream(status: WorkerStatus) -> dict[str, object]:

@@ -1,29 +1,86 @@
-"""Was the credit true? What was predicted for an answer beside what its engine reported.
+"""Was the credit true? What was predicted for an answer beside what its engine reported, and what follows.
 
 Only answers that can be compared are: one prompt, one sample, an engine that reads its cache and reports
-``cached_tokens``. All others are counted by reason. Nothing here changes a decision.
+``cached_tokens``, credited blocks that stayed where they were meanwhile. All others are counted by reason.
+
+What must always hold: a comparison teaches the index (an observed hit, an observed miss) and, when several agree, makes
+it more careful; it never changes a decision, never raises what is credited by itself, and no fault in it costs an
+answer. Everything kept of a worker goes with it.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
+from kvsync.discovery.model import Change, Engine
+from kvsync.index import NATIVE, Index
+from kvsync.index.match import Match, Observation
 from kvsync.routing.decision import Decision
+from kvsync.routing.evidence import Evidence, Figures
+from kvsync.routing.lookup import block_keys
+from kvsync.telemetry.logs import Throttle
+from kvsync.telemetry.metrics import Metrics
+from kvsync.tokenize.types import Prompt, TokenizedRequest
 
-Observer = Callable[[str, str, int, int], None]
-"""(worker, verdict, predicted tokens, actual tokens)."""
+_log = logging.getLogger(__name__)
+
+LONGEST_FOR_REFERENCE: Final = 32_768
+"""Tokens of a prompt that the pure-Python index is asked about: its hashing holds up the event loop."""
+
+_MISSED: Final[Mapping[Observation, str]] = {"evicted": "evicted_meanwhile", "unknown": "unknown_worker"}
+
+
+@dataclass(slots=True)
+class _Hits:
+    """An engine's own count of its cache beside what this gateway sent there and credited, in tokens."""
+
+    queries: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    credited: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    evidence: Evidence = field(default_factory=Evidence)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    contradictions: int = 0
+    proposal: str | None = None
+    hits: _Hits = field(default_factory=_Hits)
 
 
 class Audit:
-    """Totals over all answers so far.
+    """See the module.
 
     Args:
-        observer: told of every answer; verdict is ``right``, ``over``, ``under``, or why it was not compared.
+        resync: has a worker's stream followed anew, from the beginning.
+        lifetime: seconds for which what an answer teaches counts.
+        clock: monotonic seconds, the same that ``index.expire`` is called with.
+        longest: tokens of a prompt that the index is asked about; ``None``: any.
     """
 
-    def __init__(self, observer: Observer = lambda *_: None) -> None:
-        self._observer = observer
+    def __init__(
+        self,
+        index: Index,
+        resync: Callable[[str], None],
+        lifetime: float,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        longest: int | None = None if NATIVE else LONGEST_FOR_REFERENCE,
+    ) -> None:
+        self._index = index
+        self._resync = resync
+        self._lifetime = lifetime
+        self._metrics = metrics
+        self._clock = clock
+        self._longest = longest
+        self._throttle = Throttle(_log, clock=clock)
+        self._workers: dict[str, _Worker] = {}
         self.verdicts: Counter[str] = Counter()
         self.credited_tokens = 0
         self.right_tokens = 0
@@ -35,20 +92,164 @@ class Audit:
         """The share of audited credit that proved right; ``None`` before any credit was audited."""
         return self.right_tokens / self.credited_tokens if self.credited_tokens else None
 
-    def observe(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> None:
-        """Take one whole answer."""
-        worker, credit = decision.chosen.worker, decision.chosen.match.credit
+    def apply(self, change: Change) -> None:
+        """The fleet changed."""
+        for worker in map(change.engine.worker, change.engine.ranks):
+            if change.kind == "gone":
+                self._workers.pop(worker, None)
+            else:
+                self._workers.setdefault(worker, _Worker())
+
+    def describe(self, worker: str) -> Mapping[str, object] | None:
+        """What is known of a worker's answers, for people; ``None`` for a worker that is not there."""
+        known = self._workers.get(worker)
+        if known is None:
+            return None
+        hits = known.hits
+        return {
+            "verdicts": dict(known.verdicts),
+            "contradictions": known.contradictions,
+            "proposal": known.proposal,
+            "metrics_hits": {
+                "rough": "engine-wide, other gateways' requests included",
+                "engine": {"queries": hits.queries, "hits": hits.hits},
+                "here": {"prompt_tokens": hits.prompt_tokens, "credited": hits.credited},
+            }
+            if hits.queries
+            else None,
+        }
+
+    def on_hits(self, worker: str, queries: int, hits: int) -> None:
+        """What an engine's own metrics count since the last look, in tokens. Only shown: a rough comparison proves
+        nothing about one answer, so it never lowers trust."""
+        self._metrics.engine_hits(worker, queries, hits)
+        if known := self._workers.get(worker):
+            known.hits.queries += queries
+            known.hits.hits += hits
+
+    def observe(
+        self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
+    ) -> int | None:
+        """Take one whole answer.
+
+        Returns:
+            the tokens of the prompt that the engine said it had; ``None`` where it did not say, or it can't be told.
+        """
+        chosen = decision.chosen
+        known = self._workers.get(chosen.worker)
+        if known is not None and status == 200:
+            known.hits.prompt_tokens += decision.prompt_tokens
+            known.hits.credited += chosen.match.credit
         why_not, cached = _reported(decision, status, usage)
         if why_not is not None:
-            self.verdicts[why_not] += 1
-            self._observer(worker, why_not, 0, 0)
-            return
-        verdict = "right" if credit == cached else "over" if credit > cached else "under"
-        self.verdicts[verdict] += 1
+            self._count(known, chosen.worker, why_not)
+            return None
+        try:
+            verdict = self._verdict(decision, tokenized, cached)
+            compared = verdict in ("right", "over", "under")
+            if compared and known is not None:
+                self._weigh(known, decision, Figures(chosen.match.credit, cached))
+        except Exception as error:
+            verdict, compared = "index_failed", False
+            self._metrics.index_failed(decision.model)
+            self._throttle.warning("index", "the index failed in the audit: %r", error, exc_info=error)
+        if not compared:
+            self._count(known, chosen.worker, verdict)
+            return cached
+        credit = chosen.match.credit
+        self._count(known, chosen.worker, verdict, credit, cached)
         self.credited_tokens += credit
         self.right_tokens += min(credit, cached)
         self.reported_tokens += cached
-        self._observer(worker, verdict, credit, cached)
+        return cached
+
+    def _verdict(self, decision: Decision, tokenized: TokenizedRequest, cached: int) -> str:
+        match = decision.chosen.match
+        if match.trust == "none":
+            return "no_credit_given"
+        verdict = "right" if match.credit == cached else "over" if match.credit > cached else "under"
+        # A right answer of a worker without doubts teaches nothing, and asking costs a hash of the whole prompt.
+        if verdict == "right" and match.trust == "exact" and not match.expected:
+            return verdict
+        prompt = tokenized.prompts[0]
+        if self._longest is not None and len(prompt.tokens) // 4 > self._longest:
+            return "too_long"
+        return _MISSED.get(self._teach(decision, tokenized.cache_salt, prompt, match, cached), verdict)
+
+    def _teach(
+        self, decision: Decision, cache_salt: str | None, prompt: Prompt, match: Match, cached: int
+    ) -> Observation:
+        worker, model = decision.chosen.worker, decision.model
+        size = self._block_size(worker, model)
+        return self._index.observe(
+            worker,
+            prompt.tokens,
+            model,
+            min(cached, len(prompt.tokens) // 4),  # what stands behind an image nobody told of is not in the tokens
+            match.credit,
+            match.as_of,
+            self._clock() + self._lifetime,
+            adapter=decision.adapter,
+            cache_salt=cache_salt,
+            block_keys=block_keys(prompt.images, size) if size and prompt.images else None,
+        )
+
+    def _weigh(self, known: _Worker, decision: Decision, figures: Figures) -> None:
+        """Act, when the worker's answers agree that something is wrong."""
+        engine, worker = decision.chosen.engine, decision.chosen.worker
+        size = self._block_size(worker, decision.model) if figures.cached < figures.credit else 0
+        if known.proposal is not None:
+            # Found out already: a block short is now one too many again, unless it was registered anew since.
+            if size and figures.short_by(size):
+                self._index.drops_last_block(worker)
+            size = 0
+        finding = known.evidence.take(figures, size, self._clock())
+        if finding == "drops_last_block":
+            self._found_eagle(engine, size, known.evidence)
+        elif finding == "contradiction":
+            self._contradicted(known, worker)
+
+    def _contradicted(self, known: _Worker, worker: str) -> None:
+        over, window = known.evidence.over, len(known.evidence.window)
+        known.evidence.clear()
+        known.contradictions += 1
+        self._metrics.contradicted(worker)
+        _log.warning(
+            "worker %s: %d of its last %d answers with credit had less than was credited (tokens credited and had: "
+            "%s); its counts are not relied on from now on, and its events are followed anew",
+            worker,
+            len(over),
+            window,
+            ", ".join(f"{figures.credit} and {figures.cached}" for figures in over),
+        )
+        self._index.mark_reannouncing(worker)
+        self._resync(worker)
+
+    def _found_eagle(self, engine: Engine, block_size: int, evidence: Evidence) -> None:
+        """All ranks run with the same configuration."""
+        proposal = f"set spec_decode: eagle for engine {engine.name}"
+        _log.warning(
+            "engine %s: its last %d answers with credit were each exactly one block (%d tokens) short, as with EAGLE "
+            "or MTP speculative decoding: the last block is left out from now on. %s: then it need not be found out",
+            engine.name,
+            len(evidence.window),
+            block_size,
+            proposal,
+        )
+        for worker in map(engine.worker, engine.ranks):
+            self._index.drops_last_block(worker)
+            if known := self._workers.get(worker):
+                known.proposal = proposal
+                known.evidence.clear()
+
+    def _block_size(self, worker: str, model: str) -> int:
+        return self._index.block_sizes(model).get(worker, 0)
+
+    def _count(self, known: _Worker | None, worker: str, verdict: str, credit: int = 0, cached: int = 0) -> None:
+        self.verdicts[verdict] += 1
+        if known is not None:
+            known.verdicts[verdict] += 1
+        self._metrics.audited(worker, verdict, credit, cached)
 
 
 def _reported(decision: Decision, status: int, usage: Mapping[str, object] | None) -> tuple[str | None, int]:
@@ -67,4 +268,4 @@ def _reported(decision: Decision, status: int, usage: Mapping[str, object] | Non
     return None, cached
 
 
-__all__ = ["Audit"]
+__all__ = ["LONGEST_FOR_REFERENCE", "Audit"]

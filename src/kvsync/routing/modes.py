@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from kvsync.discovery.model import Change
+
 Mode: TypeAlias = Literal["exact", "partial", "observed", "load-only"]
 MODES: Final[tuple[Mode, ...]] = ("exact", "partial", "observed", "load-only")
 """The best first."""
@@ -116,6 +118,12 @@ class Modes:
     def models(self) -> Mapping[str, Mode]:
         """By model with a ready worker, as told."""
         return {name: told.mode for name, told in self._models.items()}
+
+    def apply(self, change: Change) -> None:
+        """The fleet changed: who is gone has no mode, and under an old name begins anew."""
+        if change.kind == "gone":
+            for worker in map(change.engine.worker, change.engine.ranks):
+                self._workers.pop(worker, None)
 
     def look(self, known: Mapping[str, Moment]) -> list[ModeChange]:
         """Take what is known now of every worker there is; the others are forgotten.

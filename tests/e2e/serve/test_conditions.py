@@ -107,7 +107,8 @@ async def test_what_is_missing_is_named_and_requests_are_routed(place: Place, tm
             answer = await gateway.post("/v1/chat/completions", {"model": "tiny", "max_tokens": 2, **body})
             assert (answer.status, answer.engine) == (200, "a")
             decision = await gateway.decision(answer.request_id)
-            assert (decision.record["policy"], decision.record["mode"]) == ("kv-aware", "load-only")
+            assert decision.record["policy"] == "kv-aware"
+            assert decision.record["mode"] in ("load-only", "observed"), "events served"
         page = await gateway.metrics()
         assert page.total("kvsync_kv_sync", state=case.state) == 1
         assert page.total("kvsync_kv_sync", state="running") == 0

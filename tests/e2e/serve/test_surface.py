@@ -153,7 +153,7 @@ async def test_workers_are_listed_with_all_that_is_known(place: Place) -> None:
     published = place.batches.of(*place.engines)
     for listed in place.engines:
         row = rows[listed.name]
-        known = {"state": "live", "trust": "exact", "knowledge": "exact", "block_size": 16, "ready": True}
+        known = {"state": "live", "trust": "exact", "breaker": "closed", "block_size": 16, "ready": True}
         assert known.items() <= row.items()
         assert row["last_sequence"] == published[listed.name] - 1
         assert row["blocks"] > 0
