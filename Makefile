@@ -3,6 +3,7 @@
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
 #   make fuzz       ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories
+#   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
 #   make lint        formatters, linters, type checkers
 #   make bench       benchmarks
 #   make build       sdist and wheels into dist/
@@ -16,7 +17,7 @@ unexport VIRTUAL_ENV CONDA_PREFIX
 TEST_ARGS ?=
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
 
-.PHONY: demo test test-vllm fuzz lint bench build lock
+.PHONY: demo test soak test-vllm fuzz lint bench build lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
@@ -30,6 +31,9 @@ test-vllm: .make/dev
 
 fuzz: .make/dev
 	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz $(TEST_ARGS)
+
+soak: .make/dev
+	nice $(BIN)/python -m tests.soak
 
 lint: .make/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -26,19 +26,28 @@ _LAYERS: Final = re.compile(r"AIBRIX_|KVSYNC_|ROUTING_ALGORITHM$")
 
 
 class Process:
-    """``python -m kvsync.cli serve`` with a configuration file; ports are the system's choice.
+    """``python -m kvsync.cli serve`` with a configuration file.
 
     Args:
         folder: for the file and the log.
         environ: put on top of this process's environment, out of which the gateway's own settings are taken.
+        module: whose ``main`` is that of ``kvsync``.
+        ports: of the data and the admin server; 0 is the system's choice.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, object], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, object],
+        environ: Mapping[str, str],
+        module: str = "kvsync.cli",
+        ports: tuple[int, int] = (0, 0),
+    ) -> None:
         self.file = folder / "fleet.yaml"
         self._log = folder / "gateway.log"
         write(self.file, config)
-        command = [sys.executable, "-m", "kvsync.cli", "serve", "--config", str(self.file)]
-        command += ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0"]
+        command = [sys.executable, "-m", module, "serve", "--config", str(self.file)]
+        command += ["--host", "127.0.0.1", "--port", str(ports[0]), "--admin-port", str(ports[1])]
         inherited = {name: value for name, value in os.environ.items() if not _LAYERS.match(name)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -95,10 +104,14 @@ class Running(Gateway):
 
 @asynccontextmanager
 async def running(
-    folder: Path, config: Mapping[str, object], environ: Mapping[str, str] | None = None
+    folder: Path,
+    config: Mapping[str, object],
+    environ: Mapping[str, str] | None = None,
+    module: str = "kvsync.cli",
+    ports: tuple[int, int] = (0, 0),
 ) -> AsyncIterator[Running]:
-    """A gateway that takes requests."""
-    process = Process(folder, config, environ or {})
+    """A gateway that takes requests; the arguments are those of :class:`Process`."""
+    process = Process(folder, config, environ or {}, module, ports)
     try:
         port, admin_port = await process.ports()
         timeout = aiohttp.ClientTimeout(total=2 * DEADLINE)
