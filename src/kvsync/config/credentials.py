@@ -92,6 +92,8 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    if settings.cert is None and settings.key is None:
+        raise BadFile("client_ca", "is given without cert and key", "add them, or remove it")
     _load_pair(context, settings.cert, settings.key)
     if settings.client_ca is not None:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -120,9 +122,9 @@ def client_context(settings: EngineTlsSettings) -> ssl.SSLContext:
 
 def _load_pair(context: ssl.SSLContext, cert: Path | None, key: Path | None) -> None:
     if cert is None:
-        raise BadFile("cert", "is missing", "give the certificate's file as well")
+        raise BadFile("key", "is given without cert", "give the certificate's file as well")
     if key is None:
-        raise BadFile("key", "is missing", "give the private key's file as well")
+        raise BadFile("cert", "is given without key", "give the private key's file as well")
     for file, field in ((cert, "cert"), (key, "key")):
         _readable(file, field)
     try:

@@ -15,6 +15,7 @@ It has a port of its own, which clients of the data port cannot reach by any pat
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +31,14 @@ from kvsync.gateway.body import decode
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.openapi import document
 from kvsync.gateway.ports import Fleet, JsonObject, Tokenizing
+from kvsync.gateway.tls import PortTls
 from kvsync.routing.lookup import Lookup, match_prompt
 from kvsync.telemetry.metrics import CONTENT_TYPE
 from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 MAX_BODY = 32 << 20
+PATIENCE = 60.0
+"""Seconds in which a connection has to begin another request. No request here takes as long."""
 STOP = 2.0
 """Seconds that open answers of this port get when the gateway stops."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -74,12 +78,24 @@ class MatchQuestion(msgspec.Struct):
 
 
 class Admin:
-    """The admin server. ``start`` raises OSError when the address is taken."""
+    """The admin server. ``start`` raises OSError when the address is taken.
 
-    def __init__(self, settings: AdminSettings, ports: AdminPorts) -> None:
+    Args:
+        tls: of the port; by default it speaks plain HTTP.
+        patience: seconds; see :data:`PATIENCE`.
+    """
+
+    def __init__(
+        self, settings: AdminSettings, ports: AdminPorts, *, tls: PortTls | None = None, patience: float = PATIENCE
+    ) -> None:
         self._settings = settings
         self._ports = ports
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_problems])
+        self._tls = tls
+        self._patience = patience
+        self._begun: dict[object, float] = {}
+        """By connection: when its last request began, or it was first seen."""
+        self._sweeping: asyncio.Task[None] | None = None
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._noted, _problems])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
@@ -88,7 +104,8 @@ class Admin:
         app.router.add_get("/v1/decisions/{request_id}", self._decision)
         app.router.add_post("/v1/workers/{worker}/forget", self._forget)
         app.router.add_get("/openapi.json", self._openapi)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP)
+        # A body is read as it came: what a few bytes are unpacked to is nobody's to choose.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP, auto_decompress=False)
 
     @property
     def port(self) -> int:
@@ -99,10 +116,32 @@ class Admin:
 
     async def start(self) -> None:
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+        context = None if self._tls is None else self._tls.context
+        await web.TCPSite(self._runner, self._settings.host, self._settings.port, ssl_context=context).start()
+        self._sweeping = asyncio.create_task(self._sweep(), name="admin connections")
 
     async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._begun[request.protocol] = asyncio.get_running_loop().time()
+        return await handler(request)
+
+    async def _sweep(self) -> None:
+        """Close connections on which no request began for too long: those that trickle, stall or only wait."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._patience / 4))
+            server, now = self._runner.server, loop.time()
+            connections = [] if server is None else server.connections
+            self._begun = {connection: self._begun.get(connection, now) for connection in connections}
+            for connection in connections:
+                if now - self._begun[connection] > self._patience:
+                    connection.force_close()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -133,6 +172,8 @@ class Admin:
         return _json(document())
 
     async def _match(self, request: web.Request) -> web.Response:
+        if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise errors.compressed_body()
         body = decode(await request.read())
         try:
             asked = msgspec.convert(body, MatchQuestion)

@@ -126,8 +126,9 @@ def test_no_protocol_before_1_2_is_spoken_and_1_3_where_clients_are_known(author
 @pytest.mark.parametrize(
     ("spoil", "field", "says"),
     [
-        ("no key", "key", "is missing"),
-        ("no cert", "cert", "is missing"),
+        ("no key", "cert", "is given without key"),
+        ("no cert", "key", "is given without cert"),
+        ("neither", "client_ca", "is given without cert and key"),
         ("gone", "cert", "can't be read"),
         ("noise", "cert", "no certificate and the key"),
         ("encrypted", "cert", "must not be encrypted"),
@@ -142,6 +143,8 @@ def test_files_that_can_not_be_used(authority: Authority, tmp_path: Path, spoil:
         del settings["key"]
     elif spoil == "no cert":
         del settings["cert"]
+    elif spoil == "neither":
+        settings = {"client_ca": authority.file}
     elif spoil == "gone":
         cert.unlink()
     elif spoil == "noise":
