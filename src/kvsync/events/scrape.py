@@ -201,7 +201,7 @@ class Scraper:
 
     def _begin(self, watched: _Watched) -> None:
         watched.busy = True
-        watched.due = self._clock() + self._interval * random.uniform(1 - JITTER, 1 + JITTER)
+        watched.due = float("inf")
         look = asyncio.create_task(self._look(watched), name=f"metrics of {watched.engine.name}")
         self._looks.add(look)
         look.add_done_callback(self._ended)
@@ -217,18 +217,21 @@ class Scraper:
         except NoPage as error:
             watched.failures[error.reason] += 1
             watched.failed_in_a_row += 1
-            if watched.due > self._clock():  # not asked for meanwhile
-                pause = min(self._interval * 2**watched.failed_in_a_row, max(LONGEST_PAUSE, self._interval))
-                watched.due = self._clock() + pause * random.uniform(1 - JITTER, 1 + JITTER)
-            return
+        else:
+            watched.failed_in_a_row = 0
+            if body is not None and self._watched.get(engine.uid) is watched:
+                page = parse_page(body)
+                news, watched.page = page.since(watched.page), page
+                self._report(engine, news)
         finally:
             watched.busy = False
-        watched.failed_in_a_row = 0
-        if body is None or self._watched.get(engine.uid) is not watched:
-            return
-        page = parse_page(body)
-        news, watched.page = page.since(watched.page), page
-        self._report(engine, news)
+            if watched.due == float("inf"):  # else it was asked for meanwhile
+                watched.due = self._clock() + self._pause(watched) * random.uniform(1 - JITTER, 1 + JITTER)
+
+    def _pause(self, watched: _Watched) -> float:
+        """Doubled with each failure in a row."""
+        doublings = min(watched.failed_in_a_row, 32)
+        return min(self._interval * float(2**doublings), max(LONGEST_PAUSE, self._interval))
 
 
 __all__ = ["EngineMetrics", "OnHits", "Page", "RankMetrics", "Scraper", "parse_page"]

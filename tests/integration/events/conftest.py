@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest_asyncio
 
@@ -13,6 +13,7 @@ from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
+from kvsync.events.scrape import OnHits
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
 from tests.faults.publisher import Publisher
 
@@ -98,11 +99,22 @@ class Fleet:
     """A manager with its recording sink, and publishers that are closed with it."""
 
     def __init__(
-        self, settings: EventsSettings = SETTINGS, sink: Sink | None = None, timer: Timer | None = None
+        self,
+        settings: EventsSettings = SETTINGS,
+        sink: Sink | None = None,
+        timer: Timer | None = None,
+        on_hits: OnHits | None = None,
     ) -> None:
         self.sink = RecordingSink()
-        self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer)
+        self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer, on_hits=on_hits)
         self.publishers: list[Publisher] = []
+
+    async def __aenter__(self) -> Self:
+        await self.manager.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
     def publisher(self, **options: Any) -> Publisher:
         publisher = Publisher(**options)

@@ -59,7 +59,7 @@ PROMPT = [1] * 4 + [0]
 async def test_a_removal_waits_for_nothing_and_what_is_queued_brings_nothing_back(implementation: type[Index]) -> None:
     held = Held(implementation())
     index = held.index
-    fleet = Fleet(sink=held)  # type: ignore[arg-type]
+    fleet = Fleet(sink=held)
     await fleet.manager.start()
     gate = Gate()
     try:
@@ -97,7 +97,7 @@ async def test_a_removal_waits_for_nothing_and_what_is_queued_brings_nothing_bac
 async def test_an_engine_that_comes_again_meanwhile_is_followed_and_gets_nothing_of_its_former_self() -> None:
     index = ReferenceIndex()
     held = Held(index)
-    fleet = Fleet(sink=held)  # type: ignore[arg-type]
+    fleet = Fleet(sink=held)
     await fleet.manager.start()
     gate = Gate()
     try:
