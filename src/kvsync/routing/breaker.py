@@ -15,7 +15,8 @@ A breaker that opened lets nobody through for :data:`FIRST_REST` seconds, doubli
 :data:`LONGEST_REST`; then one request at a time tries (*half-open*): the next is let through when the answer of the one
 before begins, and :data:`TRIALS` successes close it. What must always hold: a try counts for the state in which it
 began. Of twenty requests that fail together one opens the breaker; the others, like all that began before, neither
-lengthen the rest nor end it.
+lengthen the rest nor end it. Where nobody is let through anybody is tried; who succeeds then ends the rest, who fails
+does not lengthen it.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ class Breaker:
             return
         if verdict == "failure":
             self._row += 1
-            if self._rest or self._row >= self._failures:
+            state = self.state
+            # While it is open, who fails was sent there for want of anybody else: that is no news.
+            if state == "half-open" or (state == "closed" and self._row >= self._failures):
                 self._open(outcome)
             return
         self._row = 0
