@@ -1,4 +1,4 @@
-"""Tenants, secrets and certificates in the configuration: all faults at once, each with its mend; no secret is shown."""
+"""Tenants, secrets and certificates in the configuration: faults at once, each with its mend; no secret is shown."""
 
 from __future__ import annotations
 
