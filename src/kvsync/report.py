@@ -158,6 +158,7 @@ class Report:
         for status in self._kv_sync.workers():
             counts = indexed.get(status.worker, {}).get("counts", {})
             self._metrics.streamed(status.worker, status.state.value, _figures(status, counts), asdict(status.counts))
+            self._metrics.watched(status.worker, status.asleep, status.alarm, status.scrapes_failed)
 
 
 _SHOWN_ABOVE: Final = frozenset({"model", "trust", "blocks", "block_size"})

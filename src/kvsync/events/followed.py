@@ -186,6 +186,8 @@ class Followed:
     def overdue_text(self) -> str:
         """Why there is no connection, as far as that can be seen, with the mend."""
         told = f"no connection to {self.target.events} yet"
+        if not self.refused and self.connections:
+            return f"{told}: it was connected before; look whether the engine runs, and at the network"
         if not self.refused:
             return f"{told}: nobody listens there; {_PUBLISHING}, {_LISTENING}"
         if self._curve:

@@ -33,6 +33,7 @@ TRUSTS: Final = ("exact", "partial", "none")
 MODES: Final = ("exact", "partial", "observed", "load-only")
 BREAKER_STATES: Final = ("closed", "half-open", "open")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
+ALARMS: Final = ("not_located", "no_connection", "handshake", "silent")
 KV_SYNC_STATES: Final = ("off", "waiting", "running")
 
 
@@ -120,6 +121,9 @@ class Metrics:
         )
         self._stream = gauge("kvsync_stream_state", "1 for the state of the worker's stream.", "worker", "state")
         self._stream_counts = totals("kvsync_stream_events", "What happened on the stream.", "worker", "event")
+        self._alarm = gauge("kvsync_stream_alarm", "1 for what keeps the stream from being of use.", "worker", "alarm")
+        self._asleep = gauge("kvsync_worker_asleep", "1 while the worker's engine sleeps.", "worker")
+        self._unseen = totals("kvsync_engine_metrics_failures", "Engines' /metrics not had.", "worker", "reason")
         self._audit = counter(
             "kvsync_audit_answers", "Answers beside their credit: right, over, under, or why not.", "worker", "verdict"
         )
@@ -298,6 +302,17 @@ class Metrics:
             self._stream_counts.put(total, worker, event)
         self._zmq.put(worker, figures)
 
+    def watched(self, worker: str, asleep: bool, alarm: str | None, failures: Mapping[str, int]) -> None:
+        """How a worker's engine is as far as its events go; ``alarm`` is one of :data:`ALARMS`, if any is on.
+        ``failures``: looks at its metrics that failed, by reason."""
+        if worker not in self._workers:
+            return
+        self._asleep(worker).set(asleep)
+        for known in ALARMS:
+            self._alarm(worker, known).set(known == alarm)
+        for reason, total in failures.items():
+            self._unseen.put(total, worker, reason)
+
     def applied(self, worker: str, seconds: float) -> None:
         """A drain's batches of one worker entered the index."""
         self._zmq.applied(self._known(worker), seconds)
@@ -325,4 +340,14 @@ class Metrics:
         self._reloads(result).inc()
 
 
-__all__ = ["BREAKER_STATES", "CONTENT_TYPE", "GONE", "KV_SYNC_STATES", "MODES", "STREAM_STATES", "TRUSTS", "Metrics"]
+__all__ = [
+    "ALARMS",
+    "BREAKER_STATES",
+    "CONTENT_TYPE",
+    "GONE",
+    "KV_SYNC_STATES",
+    "MODES",
+    "STREAM_STATES",
+    "TRUSTS",
+    "Metrics",
+]

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import get_args
 
 from kvsync.events import decode
+from kvsync.events.contracts import Alarm
+from kvsync.events.pages import Reason
 from kvsync.events.stream import Counts
 from kvsync.events.sync import SyncState
 from kvsync.index import placement, worker
 from kvsync.routing import breaker, modes
-from kvsync.telemetry.metrics import BREAKER_STATES, KV_SYNC_STATES, MODES, STREAM_STATES, TRUSTS, Metrics
+from kvsync.telemetry.metrics import ALARMS, BREAKER_STATES, KV_SYNC_STATES, MODES, STREAM_STATES, TRUSTS, Metrics
 from tests.unit.telemetry.test_metrics import everything
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -49,6 +51,9 @@ def test_states_are_all_named() -> None:
     assert set(KV_SYNC_STATES) <= codes(listed["kvsync_kv_sync"][1])
     assert set(TRUSTS) <= codes(listed["kvsync_worker_trust"][1])
     assert set(STREAM_STATES) <= codes(listed["kvsync_stream_state"][1])
+    assert set(ALARMS) == set(get_args(Alarm))
+    assert set(ALARMS) <= codes(listed["kvsync_stream_alarm"][1])
+    assert set(get_args(Reason)) <= codes(listed["kvsync_engine_metrics_failures_total"][1])
     assert modes.MODES == MODES
     assert set(MODES) <= codes(listed["kvsync_worker_mode"][1])
     assert set(BREAKER_STATES) == set(get_args(breaker.BreakerState))

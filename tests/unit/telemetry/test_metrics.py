@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsync.telemetry.aibrix import ZmqFigures
-from kvsync.telemetry.metrics import CONTENT_TYPE, GONE, STREAM_STATES, Metrics
+from kvsync.telemetry.metrics import ALARMS, CONTENT_TYPE, GONE, STREAM_STATES, Metrics
 
 
 def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
@@ -57,6 +57,7 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
         ),
         {"gaps": 6},
     )
+    metrics.watched(worker, False, "silent", {"timeout": 2})
     metrics.applied(worker, 1e-4)
     metrics.audited(worker, "right", 64, 64)
     metrics.audited(worker, "several_prompts")
@@ -177,6 +178,9 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("worker_mode", {"worker": "w", "mode": "partial"}, 1),
     ("worker_mode", {"worker": "w", "mode": "exact"}, 0),
     ("model_mode", {"model": "m", "mode": "observed"}, 1),
+    ("stream_alarm", {"worker": "w", "alarm": "silent"}, 1),
+    ("worker_asleep", {"worker": "w"}, 0),
+    ("engine_metrics_failures_total", {"worker": "w", "reason": "timeout"}, 2),
 ]
 
 
@@ -245,6 +249,7 @@ def test_what_ends_on_a_worker_that_is_gone_does_not_bring_its_series_back(metri
     metrics.engine_hits("w", 1, 1)
     metrics.indexed("w", "exact", 1, {"orphans": 1})
     metrics.streamed("w", "live", ZmqFigures(connected=True), {"gaps": 1})
+    metrics.watched("w", True, None, {"timeout": 1})
     after = samples(metrics)
     assert before == set()
     assert {key for key in after if "w" in dict(key[1]).values()} == set()
@@ -260,6 +265,16 @@ def test_every_state_has_its_series_and_one_of_them_is_on(metrics: Metrics) -> N
         assert [known for known, on in states.items() if on] == [state]
     assert value(metrics, "aibrix_kvcache_zmq_connection_status", pod_key="w") == 0
     assert value(metrics, "aibrix_kvcache_zmq_last_sequence_id", pod_key="w") is None
+
+
+def test_an_alarm_is_on_until_it_is_not(metrics: Metrics) -> None:
+    metrics.add_worker("w")
+    for alarm in (*ALARMS, None):
+        metrics.watched("w", alarm is None, alarm, {"status": 3})
+        on = [known for known in ALARMS if value(metrics, "kvsync_stream_alarm", worker="w", alarm=known)]
+        assert on == ([] if alarm is None else [alarm])
+        assert value(metrics, "kvsync_worker_asleep", worker="w") == (alarm is None)
+    assert value(metrics, "kvsync_engine_metrics_failures_total", worker="w", reason="status") == 3
 
 
 @pytest.mark.parametrize(
