@@ -11,18 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from kvsync.config import EventsSettings, Settings
+from kvsync.config.live import Looked
+from kvsync.discovery.access import live_access
 from kvsync.discovery.model import Change
 from kvsync.discovery.static import StaticSource
 from kvsync.events.manager import EventManager
 from kvsync.events.sync import KVSync
 from kvsync.gateway.admin import Admin, AdminPorts
+from kvsync.gateway.auth import Tenants
 from kvsync.gateway.ports import JsonObject
 from kvsync.gateway.server import Gateway
+from kvsync.gateway.tls import port_tls
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.report import Report
 from kvsync.routing.audit import Audit
@@ -38,6 +43,13 @@ from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest
 
 log = logging.getLogger("kvsync")
+
+
+class Renewed(Protocol):
+    """What is made from files that may be renewed."""
+
+    def check(self) -> Looked: ...
+
 
 TICK = 1.0
 """Seconds between two looks at what time alone changes."""
@@ -73,6 +85,9 @@ class App:
         settings: all layers together.
         config_file, environ, flags: the layers, to read the file again when it changes; without a file the fleet is
             that of ``settings`` for good.
+
+    Raises:
+        BadFile: a secret or a certificate can't be read.
     """
 
     def __init__(
@@ -84,13 +99,21 @@ class App:
         flags: Mapping[str, object] | None = None,
     ) -> None:
         self.settings = settings
+        self._access, credentials = live_access(settings.gateway)
+        self._tenants = Tenants(settings)
+        data_tls = port_tls("certificates of the data port", settings.gateway.tls)
+        admin_tls = port_tls("certificates of the admin port", settings.admin.tls)
+        ports = [tls.live for tls in (data_tls, admin_tls) if tls is not None]
+        self._renewed: Sequence[Renewed] = (*credentials, *ports, self._tenants)
         self.index = PrefixIndex()
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable()
         self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
         self.modes = Modes(time.monotonic)
-        self.tokenizer = TokenizerService(settings.tokenizer, settings.models, self._engine_urls, held=self.router.held)
+        self.tokenizer = TokenizerService(
+            settings.tokenizer, settings.models, self._engine_urls, access=self._access, held=self.router.held
+        )
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         self.audit = Audit(self.index, self.kv_sync.resync, settings.routing.observed_lifetime, self.metrics)
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
@@ -101,6 +124,9 @@ class App:
             routing=self.router,
             telemetry=self.metrics,
             on_answer=self._answered,
+            engines=self._access,
+            tenants=self._tenants,
+            tls=data_tls,
         )
         self.report = Report(
             fleet=self.fleet,
@@ -126,6 +152,7 @@ class App:
                 tokenizing=self.tokenizer,
                 index=self.index,
             ),
+            tls=admin_tls,
         )
         self._source = StaticSource(
             config_file, environ or {}, flags or {}, settings, self._changed, reloaded=self._reloaded
@@ -157,6 +184,7 @@ class App:
             asyncio.create_task(self._follow_changes(), name="fleet changes"),
             asyncio.create_task(self._source.run(), name="configuration file"),
             asyncio.create_task(self._tick(), name="ticks"),
+            asyncio.create_task(self._follow_files(), name="secrets and certificates"),
         ]
         log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
 
@@ -181,7 +209,7 @@ class App:
         self.gateway.hurry()
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
-        return EventManager(self.index, settings, timer=self.metrics, on_hits=self.audit.on_hits)
+        return EventManager(self.index, settings, timer=self.metrics, on_hits=self.audit.on_hits, access=self._access)
 
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)
@@ -216,6 +244,15 @@ class App:
                 # Of the next tick the same is asked: a fault in one must not end what runs out with time.
                 throttle.warning("tick", "a look at what runs out with time failed: %r", error, exc_info=error)
 
+    async def _follow_files(self) -> None:
+        """Read secrets and certificates again when their files change."""
+        while True:
+            await asyncio.sleep(TICK)
+            for renewed in self._renewed:
+                looked = await asyncio.to_thread(renewed.check)
+                if looked != "unchanged":
+                    self.metrics.reloaded(looked)
+
     async def _follow_changes(self) -> None:
         while True:
             await self.kv_sync.apply(await self._changes.get())
@@ -230,6 +267,7 @@ class App:
     async def _follow_settings(self) -> None:
         async with self._following:  # one at a time, each with what is newest then
             settings = self._source.settings
+            await asyncio.to_thread(self._tenants.update, settings)
             await self.tokenizer.update_models(settings.models)
             await self.kv_sync.update(self.settings.model_copy(update={"events": settings.events}))
 

@@ -74,13 +74,14 @@ def serve(
         raise click.ClickException(str(error)) from None
     import uvloop
 
+    from kvsync.config.credentials import BadFile
     from kvsync.events.sync import KVSyncRefused
     from kvsync.telemetry import logs
 
     logs.setup(settings.telemetry.log_level, settings.telemetry.log_format)
     try:
         uvloop.run(_serve(settings, file, flags))
-    except KVSyncRefused as refused:
+    except (BadFile, KVSyncRefused) as refused:
         raise click.ClickException(str(refused)) from None
     except OSError as error:
         raise click.ClickException(
