@@ -124,6 +124,7 @@ class App:
             routing=self.router,
             telemetry=self.metrics,
             on_answer=self._answered,
+            inject_usage=settings.audit.inject_usage,
             engines=self._access,
             tenants=self._tenants,
             tls=data_tls,

@@ -192,6 +192,9 @@ class GatewaySettings(_Section):
     """Try once elsewhere (one of ``retries``) when a *fresh* connection is reset without one response byte."""
     drain_timeout: Seconds = 30.0
     """How long open answers may still run after SIGTERM."""
+    reveal_match: bool = False
+    """Say in every answer what the chosen worker was credited with (``x-kvsync-match``). For debugging: it tells a
+    client what others asked."""
     cache_salt: SaltPolicy = "pass"
     """What becomes of a client's ``cache_salt``, where its tenant does not say otherwise."""
     salt_secret: Secret | None = None
@@ -205,6 +208,13 @@ class GatewaySettings(_Section):
     engine_api_key_file: Path | None = None
     tls: TlsSettings = TlsSettings()
     engine_tls: EngineTlsSettings = EngineTlsSettings()
+
+
+class AuditSettings(_Section):
+    """Credit held against what engines say they had cached."""
+
+    inject_usage: bool = False
+    """Ask engines for the usage of streamed answers whose clients did not, and take it out of the answer again."""
 
 
 class AdminSettings(_Section):
@@ -252,6 +262,7 @@ class Settings(_Section):
     tokenizer: TokenizerSettings = TokenizerSettings()
     index: IndexSettings = IndexSettings()
     routing: RoutingSettings = RoutingSettings()
+    audit: AuditSettings = AuditSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
     tenants: tuple[TenantSettings, ...] = ()

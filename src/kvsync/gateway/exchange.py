@@ -5,8 +5,9 @@ What must always hold:
 - A choice's load is released exactly once per try, however the try ends.
 - A request is sent again only while no engine has given a byte of an answer, and only as often as ``retries`` and the
   fleet's budget allow.
-- The body goes out as it came in, but for the salt that a tenant's policy sets or removes; the answer's status, body
-  bytes and end-to-end fields come back as they are.
+- The body goes out as it came in, but for the salt that a tenant's policy sets or removes and the usage that
+  ``audit.inject_usage`` asks for; the answer's status, body bytes and end-to-end fields come back as they are, without
+  what was asked for in the client's name.
 - An answer that the engine does not say is whole is never passed on as a whole one.
 - Every wait has a deadline of its own: tokens, connection, sending, first byte, next byte. There is none on the total.
 - When the client leaves, nothing of its request goes on.
@@ -27,7 +28,8 @@ from kvsync.gateway.auth import Tenants
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.headers import Field, Wishes, answer_fields, is_event_stream
 from kvsync.gateway.http1 import ClientConnection, Running
-from kvsync.gateway.ports import Fleet, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
+from kvsync.gateway.inject import STREAMS, UsageChunk, ask_for_usage
+from kvsync.gateway.ports import Fleet, JsonObject, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
 from kvsync.gateway.reader import Admitted, Request
 from kvsync.gateway.salts import Salts
 from kvsync.gateway.turns import Turns
@@ -39,8 +41,6 @@ from kvsync.tokenize.types import TokenizedRequest
 
 _log = logging.getLogger(__name__)
 
-_SAY_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Streams of these end with ``data: [DONE]``."""
 _BUDGETED: frozenset[Outcome] = frozenset({"reset", "send_timeout"})
 """An engine has had the request, or a part of it. Where none could be connected to, trying the next one multiplies no
 work, however many requests do it; ``retries`` bounds that."""
@@ -59,6 +59,7 @@ class Rooms:
     on_answer: OnAnswer
     loop: asyncio.AbstractEventLoop
     turns: Turns
+    inject_usage: bool
     engines: EngineAccess
     tenants: Tenants
     salts: Salts
@@ -97,6 +98,7 @@ class Exchange:
         "_tokenized",
         "_unsent",
         "_usage",
+        "_usage_chunk",
         "_wishes",
     )
 
@@ -120,6 +122,8 @@ class Exchange:
         self._task: asyncio.Future[TokenizedRequest] | asyncio.Future[UpstreamConnection] | None = None
         self._connection: UpstreamConnection | None = None
         self._usage = UsageTail()
+        self._usage_chunk: UsageChunk | None = None
+        """To be taken out of the answer."""
         self._status = 0
         self._seen_body = False
         self._paused = False
@@ -150,6 +154,8 @@ class Exchange:
                 raise errors.no_such_model(name)
             request = self._request
             request.body = self._rooms.salts.apply(self._tenant, self._route.path, asked, request.body)
+            if self._rooms.inject_usage:
+                self._inject_usage(asked)
         except Problem as problem:
             self._refuse(problem)
             return
@@ -160,6 +166,13 @@ class Exchange:
             self._choose()
         else:
             self._await_tokens(tokenized)
+
+    def _inject_usage(self, asked: JsonObject) -> None:
+        with_usage = ask_for_usage(self._route.path, asked, self._request.body)
+        if with_usage is not None:
+            self._request.body = with_usage
+            self._wishes.take_plain()  # a compressed stream could not be looked into
+            self._usage_chunk = UsageChunk()
 
     def _await_tokens(self, tokens: Awaitable[TokenizedRequest]) -> None:
         task = asyncio.ensure_future(tokens, loop=self._rooms.loop)
@@ -287,7 +300,16 @@ class Exchange:
                 self._connection.peer,
             )
         )
-        self._needs_done = until_close and status == 200 and self._route.path in _SAY_DONE and is_event_stream(fields)
+        if self._rooms.settings.reveal_match:
+            chosen = self._decision.chosen
+            told = (chosen.match.credit, chosen.expected, chosen.match.trust.encode())
+            lines.append(b"x-kvsync-match: credit=%d;expected=%d;trust=%b\r\n" % told)
+        stream = status == 200 and is_event_stream(fields)
+        self._needs_done = until_close and stream and self._route.path in STREAMS
+        if not stream:
+            self._usage_chunk = None
+        elif self._usage_chunk is not None:
+            length = None  # it will be shorter
         self._client.start(status, phrase, lines, length, until_close=until_close)
 
     def on_body(self, piece: bytes) -> None:
@@ -297,7 +319,11 @@ class Exchange:
                 self._ticket.first_byte()
             self._rooms.telemetry.first_byte(self._route.path, self._rooms.loop.time() - self._since)
         self._usage.add(piece)
-        self._client.body(piece)
+        self._pass_on(piece if self._usage_chunk is None else self._usage_chunk.feed(piece))
+
+    def _pass_on(self, piece: bytes) -> None:
+        if piece:  # an empty chunk would end the answer
+            self._client.body(piece)
 
     def on_pause(self) -> None:
         deadline = self._rooms.loop.time() + self._rooms.settings.idle_timeout
@@ -310,6 +336,8 @@ class Exchange:
         if self._needs_done and not self._usage.ends_with_done():
             self._cut("upstream_died")
             return
+        if self._usage_chunk is not None:
+            self._pass_on(self._usage_chunk.rest())
         status = self._status
         self._release("ok" if status < 400 else "request_error" if status < 500 else "engine_error")
         self._over = True
@@ -340,6 +368,8 @@ class Exchange:
         self._release(outcome)
         self._over = True
         self._rooms.telemetry.cut(self._route.path, outcome)
+        if self._usage_chunk is not None:
+            self._pass_on(self._usage_chunk.rest())
         self._client.cut()
 
     def _fail(self, outcome: Outcome, problem: Problem) -> None:

@@ -32,7 +32,7 @@ _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id", 
 _REQUEST_DROPPED = _HOP_BY_HOP | _TARGETING | _REWRITTEN
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """Fields in which clients send keys."""
-_ANSWER_DROPPED = _HOP_BY_HOP | _TARGETING | {b"content-length", b"request-id", b"routing-strategy"}
+_ANSWER_DROPPED = _HOP_BY_HOP | _TARGETING | {b"content-length", b"request-id", b"routing-strategy", b"x-kvsync-match"}
 _ALONE = frozenset({b"close", b"keep-alive", b"upgrade"})
 """Values of ``Connection`` that name no field that would pass otherwise."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
@@ -85,6 +85,10 @@ class Wishes:
             self.forwarded.append(b"request-id: %b\r\n" % self.request_id)
         else:
             self.request_id = _new_request_id()
+
+    def take_plain(self) -> None:
+        """Let the engine not compress its answer."""
+        self.forwarded = [line for line in self.forwarded if not line.lower().startswith(b"accept-encoding:")]
 
 
 def answer_fields(fields: list[Field]) -> list[bytes]:

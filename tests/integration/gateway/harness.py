@@ -114,6 +114,7 @@ class InOrder:
     def __init__(self, engines: list[Engine]) -> None:
         self.engines = engines
         self.rank = 0
+        self.match = Match(0, trust="none")
         self.queries: list[Query] = []
         self.tickets: list[CountedTicket] = []
         self.budget = 100
@@ -139,7 +140,7 @@ class InOrder:
                 continue
             ticket = CountedTicket(worker)
             self.tickets.append(ticket)
-            chosen = Candidate(worker, engine, self.rank, Match(0, trust="none"), 0, Load())
+            chosen = Candidate(worker, engine, self.rank, self.match, self.match.expected, Load())
             decision = Decision(
                 request_id=query.request_id,
                 model=query.model,
@@ -190,6 +191,7 @@ async def house(
     access: EngineAccess | None = None,
     tenants: Tenants | None = None,
     port_tls: PortTls | None = None,
+    inject_usage: bool = False,
     **settings: object,
 ) -> AsyncIterator[House]:
     """A gateway before one engine per script, and before each of ``urls`` first."""
@@ -218,6 +220,7 @@ async def house(
         routing=routing,
         telemetry=counters,
         on_answer=lambda decision, _, status, usage: answers.append((decision, status, usage)),
+        inject_usage=inject_usage,
         engines=access or EngineAccess(tls=None if gateway_tls is None else lambda: gateway_tls),
         tenants=tenants,
         tls=port_tls,
