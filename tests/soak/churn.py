@@ -26,14 +26,16 @@ from .watched import PATIENCE, Watched, watched
 CHAIN: Final = 16
 """Blocks of one chain; one batch stores one."""
 LIVE_SUFFIXES: Final = 2_000
+MOST_PARKED: Final = 4_096
+"""Stores of one worker that wait for a parent at most."""
 SUFFIXES_PER_BATCH: Final = 128
 SLOTS: Final = 8
 """Workers that live at the same time."""
 CONFIG: Final[Mapping[str, Any]] = {
     "events": {"enabled": True},
     "tokenizer": {"remote": {"enabled": True, "endpoint": "engines"}},
-    # A choice just made is remembered for so long; memory is looked at when that is over.
-    "routing": {"expected_lifetime": 0.5},
+    # What is remembered of choices is bounded: by time, of which a look at memory waits for the end, and by number.
+    "routing": {"expected_lifetime": 0.5, "decisions": 100},
 }
 
 
@@ -157,6 +159,7 @@ async def evictions(gateway: Watched, engines: Sequence[Engine], count: int, rou
                     engine.tell(*turnover(engine, chain, live))
             at = until_chain
 
+        await asyncio.to_thread(_orphans, engines)
         await asyncio.to_thread(publish, 2 * live)
         held = None
         for done in range(rounds + 1):
@@ -180,6 +183,15 @@ async def evictions(gateway: Watched, engines: Sequence[Engine], count: int, rou
         rows = await drained(gateway, engines)
         found.require(all(rows[e.name]["blocks"] == 0 for e in engines), "blocks are left after the last clear")
     return found
+
+
+def _orphans(engines: Sequence[Engine]) -> None:
+    """Fill what waits for a parent: it is bounded, and is full before the first look."""
+    for engine in engines:
+        for first in range(0, MOST_PARKED, 64):
+            chains = [25 * (10**9 + first + n) + 22 for n in range(64)]  # far from all others
+            engine.tell(*(event for chain in chains for event in _storage(engine, chain)))
+            engine.tell(*(event for chain in chains for event in _removal(engine, chain)))
 
 
 def _cleared_and_refilled(engine: Engine, at: int, live: int) -> None:

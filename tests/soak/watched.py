@@ -32,7 +32,7 @@ class Watched:
         self.gateway.process.signal(signal.SIGUSR1)
 
         async def told() -> str | None:
-            lines = self._file.read_text().splitlines(keepends=True) if self._file.exists() else []
+            lines = self._file.read_text().splitlines(keepends=True)
             return lines[-1] if len(lines) > self._seen and lines[-1].endswith("\n") else None
 
         line = await until(told, "a sample", PATIENCE)
@@ -56,5 +56,6 @@ class Watched:
 async def watched(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Watched]:
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     file = folder / "samples.jsonl"
+    await asyncio.to_thread(file.write_text, "")
     async with running(folder, config, {"SOAK_SAMPLES": str(file)}, module="tests.soak.served") as gateway:
         yield Watched(gateway, file)
