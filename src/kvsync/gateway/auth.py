@@ -66,8 +66,10 @@ class Tenants:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._live = _live(settings)
-        self._anybody = Tenant("", settings.gateway.cache_salt)
+        gateway = settings.gateway
+        self._salts = gateway.salt_secret is not None or gateway.salt_secret_file is not None
+        self._default = gateway.cache_salt
+        self._live = _live(settings, self._default)
 
     @property
     def closed(self) -> bool:
@@ -75,12 +77,16 @@ class Tenants:
         return self._live.value is not None
 
     def update(self, settings: Settings) -> None:
-        """Take over changed settings. What can't be taken over is logged and changes nothing."""
+        """Take over a changed list of tenants. What can't be taken over is logged and changes nothing; all other
+        settings are those of the start."""
         if self.closed and not settings.tenants:
             _log.error("tenants stay as they are: only a new start opens the data port to everybody")
             return
+        if not self._salts and any(tenant.cache_salt == "enforce" for tenant in settings.tenants):
+            _log.error("tenants stay as they are: gateway.salt_secret, which they need, takes a new start")
+            return
         try:
-            self._live = _live(settings)
+            self._live = _live(settings, self._default)
         except BadFile as bad:
             _log.error("tenants stay as they are: %s (%s)", bad, bad.mend)
 
@@ -96,7 +102,7 @@ class Tenants:
         """
         keys = self._live.value
         if keys is None:
-            return self._anybody
+            return Tenant("", self._default)
         given = [value for lower, _, value in fields if lower == b"authorization"]
         found = _BEARER.match(given[0].strip(b" \t")) if len(given) == 1 else None
         if found is None:
@@ -107,13 +113,12 @@ class Tenants:
         return tenant
 
 
-def _live(settings: Settings) -> Live[_Keys | None]:
-    """``None`` without tenants."""
+def _live(settings: Settings, default: SaltPolicy) -> Live[_Keys | None]:
+    """``None`` without tenants. ``default`` is the policy of those that have none of their own."""
 
     def make() -> _Keys | None:
         if not settings.tenants:
             return None
-        default = settings.gateway.cache_salt
         owners: dict[bytes, Tenant] = {}
         for listed in settings.tenants:
             tenant = Tenant(listed.name, listed.cache_salt or default)

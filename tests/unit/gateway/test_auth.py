@@ -123,12 +123,17 @@ def test_a_reload_takes_new_tenants_over_and_never_opens_the_port(
     assert not found.closed
     found.update(settings(tenants=tenants()[:1]))
     assert found.closed
+    assert found.identify(authorization(f"Bearer {A}")) == Tenant("a", "pass")  # the gateway's policy takes a new start
     found.update(settings())
     assert found.identify(authorization(f"Bearer {B}")).name == "b"
     found.update(Settings())
     found.update(settings(tenants=[{"name": "c", "api_keys_file": tmp_path / "nowhere"}]))
     assert found.identify(authorization(f"Bearer {A}")).name == "a"
-    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+    found.update(settings(tenants=tenants(cache_salt="enforce")))  # there was no secret at the start
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
+    assert "only a new start opens" in caplog.messages[0]
+    assert "gateway.salt_secret" in caplog.messages[2]
+    assert found.identify(authorization(f"Bearer {A}")) == Tenant("a", "pass")
     found.update(settings(tenants=tenants()[:1]))
     with pytest.raises(Problem):
         found.identify(authorization(f"Bearer {B}"))
