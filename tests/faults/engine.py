@@ -45,8 +45,7 @@ class Engine:
         topic_frame: whether replayed batches carry the topic (since 0.26).
         bodies: batches published before anybody could listen: only a replay brings them.
         hashes: what makes an engine's hashes different from another's, as a hash seed does.
-        tokenizes: answers ``/tokenize``.
-        tls: for its HTTP port.
+        tokenizes: answers ``/tokenize``, and says what a request's own tokens are.
     """
 
     def __init__(
@@ -68,6 +67,8 @@ class Engine:
         self.tokenizes = tokenizes
         self.cached: int | None = None
         """What answers report as cached tokens; ``None``: what it holds of the prompt."""
+        self.caches = False
+        """Hold every prompt that is asked, and tell so, as a real engine does."""
         self.served: list[str] = []
         """The paths of the requests to generate, in their order."""
         self.open = asyncio.Event()
@@ -209,6 +210,8 @@ class Engine:
         prompt = asked if asked and isinstance(asked[0], int) else self.tokenizes(body)
         rank = int((request.get(b"x-data-parallel-rank") or [b"0"])[0])
         cached = self.holds(prompt, rank=rank) if self.cached is None else self.cached
+        if self.caches and not self._held[rank].issuperset(self._names(prompt, rank)):
+            self.store(prompt, rank=rank)
         details = {"cached_tokens": cached}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": 2, "prompt_tokens_details": details}
         chat = path == GENERATING[1]

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import aiohttp
 import yaml
 
 from kvsync.app import App
 from kvsync.config import load
+from kvsync.discovery.model import Change
+from kvsync.discovery.model import Engine as Discovered
 
 from .client import DEADLINE, Client, until
 from .engine import Engine
@@ -52,6 +54,14 @@ class Serving(Gateway):
         self._file.write_text(yaml.safe_dump(content))
         self.app.reload()
 
+    def deliver(self, kind: Literal["added", "changed", "gone"], engine: Discovered) -> None:
+        """What a source of discovery says: for changes that a file can't tell of (readiness, another uid)."""
+        self.app._changed(Change(kind, engine))
+
+    def discovered(self, name: str) -> Discovered:
+        """An engine as the gateway has it now."""
+        return next(engine for engine in self.app.fleet if engine.name == name)
+
     async def credited(self, worker: str, tokens: Sequence[int], credit: int, model: str = "tiny") -> None:
         """Return once that worker is credited with exactly so many tokens of a prompt."""
 
@@ -71,10 +81,14 @@ class Serving(Gateway):
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *engines: Engine | Mapping[str, object], model: str = "tiny", **sections: Mapping[str, Any]
+    folder: Path,
+    *engines: Engine | Mapping[str, object],
+    model: str = "tiny",
+    followed: bool = True,
+    **sections: Mapping[str, Any],
 ) -> AsyncIterator[Serving]:
-    """A gateway before these engines (or entries for them), its streams live; ``sections`` are put over
-    :data:`SECTIONS`, setting by setting."""
+    """A gateway before these engines (or entries for them); ``sections`` are put over :data:`SECTIONS`, setting by
+    setting. With ``followed``, it is there once every stream is live."""
     entries = [engine.entry if isinstance(engine, Engine) else dict(engine) for engine in engines]
     content: dict[str, Any] = _over(SECTIONS, sections) | {"models": [{"name": model, "engines": entries}]}
     file = folder / "fleet.yaml"
@@ -86,7 +100,7 @@ async def serving(
             url = f"http://127.0.0.1:{app.gateway.port}"
             admin = Client(session, f"http://127.0.0.1:{app.admin.port}")
             gateway = Serving(app, file, Client(session, url), admin, url)
-            if content["events"]["enabled"]:
+            if followed and content["events"]["enabled"]:
                 await gateway.live(*(str(e["name"]) for e in entries if "events" in e and e.get("kv_events", True)))
             yield gateway
     finally:

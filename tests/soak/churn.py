@@ -161,6 +161,7 @@ async def evictions(gateway: Watched, engines: Sequence[Engine], count: int, rou
 
         await asyncio.to_thread(_orphans, engines)
         await asyncio.to_thread(publish, 2 * live)
+        _cleared_and_refilled(engines[-1], at, live)
         held = None
         for done in range(rounds + 1):
             if done:
