@@ -11,39 +11,8 @@ import pytest
 from kvsync.events.decode import decode_batch
 from kvsync.events.types import Embeds, Image
 from kvsync.index.match import Index, Match
+from tests.contract.face import M, W, counts, credit, look, states
 from tests.wire import as_array, batch, cleared, removed, stored
-
-M = "model"
-W = "w"
-
-
-@pytest.fixture
-def fed(index: Index) -> Callable[..., Index]:
-    """An index with one worker that has applied one batch of the given events."""
-
-    def feed(*events: Any, **facts: Any) -> Index:
-        index.add_worker(W, M, **facts)
-        index.apply(W, batch(*events))
-        return index
-
-    return feed
-
-
-def credit(index: Index, tokens: Any, **keys: Any) -> int:
-    return index.match(tokens, M, **keys)[W].credit
-
-
-def look(index: Index, tokens: Any, **keys: Any) -> Match:
-    return index.match(tokens, M, **keys)[W]
-
-
-def counts(index: Index) -> dict[str, int]:
-    return index.stats()["workers"][W]["counts"]  # type: ignore[index, no-any-return]
-
-
-def states(index: Index) -> dict[str, Any]:
-    return index.stats()["workers"][W]  # type: ignore[index, no-any-return]
-
 
 # -- lookups
 

@@ -83,6 +83,9 @@ class Names:
         """A hash got this key from an event: a name that says otherwise is in dispute."""
         if self._by_key.get(key, engine_hash) != engine_hash:
             self._dispute(key)
+        name = self._names.get(engine_hash)
+        if name is not None and name.key != key:
+            self._dispute(name.key)
 
     def _dispute(self, key: Key) -> None:
         if key not in self.disputed:

@@ -60,7 +60,7 @@ def _is_steady(worker: Worker, answer: Answer, position: int, leaned: bool) -> b
     positions, prompt = worker.positions, answer.prompt
     if not positions.known_since(position) or (leaned and positions.keyless_at > position):
         return False
-    credited = min(answer.credit // prompt.size, prompt.limit)
+    credited = min(answer.credit, prompt.tokens) // prompt.size
     return not any(positions.removed_since(prompt.chain[i], position) for i in range(credited))
 
 

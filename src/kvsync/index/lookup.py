@@ -107,8 +107,8 @@ def hit(
     plain = is_plain(worker, some)
     trusted = prompt.limit
     """Events count up to this block."""
-    if placement.disputed:
-        trusted = next((i for i in range(prompt.limit) if chain[i] in placement.disputed), trusted)
+    if not placement.clean:
+        trusted = next((i for i in range(prompt.limit) if placement.muddled(chain[i])), trusted)
 
     def held(tier: Tier, group: int, i: int) -> bool:
         if observed and plain and tier == "gpu" and worker.observed.held(chain[i], even_doubtful=even_doubtful):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Container
-from typing import Final
+from typing import Final, TypeVar
 
 from kvsync.events.types import BlockStoredEvent, EngineHash
 from kvsync.index.adoption import Names, content
@@ -37,6 +37,8 @@ class Placement:
         self._parked: OrderedDict[int, BlockStoredEvent] = OrderedDict()
         """By the position of the worker when they came."""
         self._parked_under: dict[EngineHash, list[int]] = {}
+        self._parked_content: dict[Key, list[int]] = {}
+        """By what their first block holds."""
         self._parked_bytes = 0
         self.parked_dropped_at = 0
         """Position of the newest one that was dropped to make room."""
@@ -52,9 +54,14 @@ class Placement:
         return len(self._parked)
 
     @property
-    def disputed(self) -> Container[Key]:
-        """Keys behind which nothing counts that events told; false when there is none."""
-        return self._names.disputed
+    def clean(self) -> bool:
+        """No key is :meth:`muddled`."""
+        return not self._twins and not self._names.disputed
+
+    def muddled(self, key: Key) -> bool:
+        """Whether what was placed behind this key may belong behind another block: several hashes claim the key, or a
+        name for it is in dispute."""
+        return key in self._twins or key in self._names.disputed
 
     def knows(self, engine_hash: EngineHash) -> bool:
         return engine_hash in self._key_of
@@ -81,17 +88,16 @@ class Placement:
         while waiting:
             event = waiting.pop()
             for engine_hash in self._place_one(event, resident):
-                for number in self._parked_under.pop(engine_hash, ()):
+                for number in list(self._parked_under.get(engine_hash, ())):
                     waiting.append(self._unpark(number))
 
     def adopt_parked(self, run: Run, resident: Container[EngineHash]) -> None:
         """A run was recorded: what waits may continue it."""
         if run.follows is None:
             return
-        for number in list(self._parked):
+        for number in list(self._parked_content.get(run.follows, ())):
             event = self._parked.get(number)  # an earlier one may have placed it
-            if event is not None and self._content(event) == run.follows and self._adopt(event):
-                self._leave_parent(number)
+            if event is not None and self._adopt(event):
                 self.place(self._unpark(number), resident)
 
     def unplace(self, engine_hash: EngineHash) -> None:
@@ -164,14 +170,14 @@ class Placement:
     # -- adoption
 
     def _content(self, event: BlockStoredEvent) -> Key | None:
-        """What the event's first block holds, where it may continue an observed run."""
-        if event.block_hashes[0] in self._key_of or (event.extra_keys and event.extra_keys[0]):
+        """What the event's first block holds; ``None`` where it has extra keys."""
+        if event.extra_keys and event.extra_keys[0]:
             return None
         return content(self._root(event), event.raw_token_ids[: event.block_size * 4])
 
     def _adopt(self, event: BlockStoredEvent) -> bool:
         """Name the event's parent, of which nothing is known, if it is the last block of an observed run."""
-        if not self._names and not self._observed:
+        if (not self._names and not self._observed) or event.block_hashes[0] in self._key_of:
             return False
         follows = self._content(event)
         if follows is None or self._names.refuted(follows):
@@ -189,28 +195,34 @@ class Placement:
         number = self._positions.move()
         self._parked[number] = event
         self._parked_under.setdefault(event.parent_block_hash, []).append(number)
+        follows = self._content(event)
+        if follows is not None:
+            self._parked_content.setdefault(follows, []).append(number)
         self._parked_bytes += _parked_size(event)
         self._counts["parked"] += 1
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
-            oldest = next(iter(self._parked))
-            self._leave_parent(oldest)
-            self._unpark(oldest)
-            self.parked_dropped_at = oldest
+            self.parked_dropped_at = next(iter(self._parked))
+            self._unpark(self.parked_dropped_at)
             self._counts["parked_dropped"] += 1
-
-    def _leave_parent(self, number: int) -> None:
-        """It is no longer found by its parent."""
-        parent = self._parked[number].parent_block_hash
-        assert parent is not None
-        siblings = self._parked_under[parent]
-        siblings.remove(number)
-        if not siblings:
-            del self._parked_under[parent]
 
     def _unpark(self, number: int) -> BlockStoredEvent:
         event = self._parked.pop(number)
+        assert event.parent_block_hash is not None
+        _take(self._parked_under, event.parent_block_hash, number)
+        follows = self._content(event)
+        if follows is not None:
+            _take(self._parked_content, follows, number)
         self._parked_bytes -= _parked_size(event)
         return event
+
+
+_Label = TypeVar("_Label")
+
+
+def _take(numbers: dict[_Label, list[int]], label: _Label, number: int) -> None:
+    numbers[label].remove(number)
+    if not numbers[label]:
+        del numbers[label]
 
 
 def _parked_size(event: BlockStoredEvent) -> int:

@@ -38,7 +38,7 @@ Placement
     unknown hash without extra keys is not placed: it might be salted.
 
     Two live hashes for one key mean that the engine hides what tells them apart (a salt, an image, an adapter's
-    weights): the key matches nothing until all of its hashes are gone.
+    weights): the key matches nothing until all of its hashes are gone, and what events placed behind it doesn't count.
 
 Forgetting
     What can't be read may have been a removal: an undecodable batch, or a skipped event that may remove, forgets the
@@ -82,11 +82,11 @@ Adoption
     A store with an unknown parent whose first block is what followed an observed run in its prompt names that run's
     last block, in either order of store and answer; it and what is parked under it are placed. Another prompt may go
     on with the same tokens, so that is a guess; but the request that was observed computed the block too, so then its
-    own store names another parent. So no name where two runs go on alike, or a hash has the run's last key; and
+    own store names another parent. So no name where two runs go on alike, or where a hash has the run's last key; and
     a name is *disputed* when an orphan of another parent has the same content, when another parent is to have the same
-    key, or a hash gets the key. Behind a disputed key events count no more, only runs. A run whose own store may have
-    been dropped from parking adopts nothing. A name is no copy and is a fact about content: it lives until the worker
-    is emptied (``NAMES`` of them, oldest out).
+    key, when another hash gets the key, or the named one another key. Behind a disputed key events count no more, only
+    runs. A run whose own store may have been dropped from parking adopts nothing. A name is no copy and is a fact
+    about content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
 
 Cap
     With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an

@@ -220,15 +220,16 @@ class Worker:
         return group.block_size if group else 0
 
     def _removed(self, event: BlockRemovedEvent) -> None:
-        for engine_hash in event.block_hashes:
-            self._note_removal(engine_hash)
         tier = tier_of(event.medium)
         if tier is None:
             self.counts["unknown_medium"] += 1
+            for engine_hash in event.block_hashes:
+                self._note_removal(engine_hash)
             return
         self.counts["removed"] += 1
         groups = [event.group_idx] if event.group_idx is not None else self.residence.groups(tier)
         for i, engine_hash in enumerate(event.block_hashes):
+            self._note_removal(engine_hash)
             left = event.remaining_copy_counts[i] if event.remaining_copy_counts is not None else None
             gone = [self.residence.remove(tier, group, engine_hash, left, doubt=self.reannouncing) for group in groups]
             if not any(gone):
