@@ -88,7 +88,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
+async def desk(**options: Any) -> AsyncIterator[Desk]:
+    """``options``: of the admin server."""
     made = Desk()
     admin = Admin(
         AdminSettings(host="127.0.0.1", port=0),
@@ -102,6 +103,7 @@ async def desk() -> AsyncIterator[Desk]:
             tokenizing=made.words,
             index=made.index,
         ),
+        **options,
     )
     made.admin = admin
     with pytest.raises(RuntimeError):

@@ -160,11 +160,11 @@ async def test_enforced_salts_on_the_wire() -> None:
         assert await salt_of(home.engine, client, OTHER, plain) != a
         assert await salt_of(home.engine, client, KEY, stolen) not in (a, b)
         assert await salt_of(home.engine, client, "key-of-tenant-c-0123456789", stolen) is None
-        twice = b'{"cache_salt": "x", "model": "m", "cache\\u005fsalt": "%b", "prompt": 10000000000000000000000000000e-0}' % a.encode()
+        twice = b'{"cache_salt": "x", "model": "m", "cache\\u005fsalt": "%b", "prompt": 1.50e-07}' % a.encode()
         await salt_of(home.engine, client, OTHER, twice)
         body = home.engine.requests[-1].body
         assert a.encode() not in body
-        assert b"10000000000000000000000000000e-0" in body
+        assert b"1.50e-07" in body
         assert (
             len(set(json.loads(body, object_pairs_hook=lambda pairs: [v for k, v in pairs if k == "cache_salt"]))) == 1
         )
