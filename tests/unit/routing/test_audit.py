@@ -1,27 +1,68 @@
-"""Answers beside their credit, and answers that can't be held against it."""
+"""Answers beside their credit, answers that can't be held against it, and what follows."""
 
 from __future__ import annotations
 
+import logging
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from kvsync.discovery.model import Engine
-from kvsync.index.match import Match
+from kvsync.discovery.model import Change, Engine
+from kvsync.index.match import Match, Observation
+from kvsync.index.reference import ReferenceIndex
 from kvsync.routing.audit import Audit
 from kvsync.routing.decision import Candidate, Decision, Load
 from kvsync.telemetry.metrics import Metrics
-from kvsync.tokenize.types import TokenizedRequest
+from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
+from tests.unit.routing.world import Clock, Index
+from tests.wire import batch, removed, stored
 
-ENGINE = Engine(uid="w", name="w", url="http://127.0.0.1:1", model="m")
+ENGINE = Engine(uid="w", name="w", url="http://127.0.0.1:1", model="m", data_parallel_size=1)
+IDS = range(100)
 
 
-def decision(credit: int, *, prompt_tokens: int = 100, comparable: bool = True) -> Decision:
-    chosen = Candidate("w", ENGINE, 0, Match(credit), 0, Load())
+class Place:
+    """An audit, and all that it speaks to."""
+
+    def __init__(self, *engines: Engine, longest: int | None = None) -> None:
+        self.index = Index()
+        self.index.sizes = {"w": 16}
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.resynced: list[str] = []
+        self.audit = Audit(self.index, self.resynced.append, 120.0, self.metrics, self.clock, longest)
+        for engine in engines or (ENGINE,):
+            self.audit.apply(Change("added", engine))
+            for worker in map(engine.worker, engine.ranks):
+                self.metrics.add_worker(worker)
+
+    def answer(self, credit: int, cached: Any, **fields: Any) -> int | None:
+        decided = decision(credit, **fields)
+        return self.audit.observe(decided, request(), 200, usage(cached))
+
+    def verdicts(self) -> dict[str, int]:
+        return {word: count for word, count in self.audit.verdicts.items() if count}
+
+
+def decision(
+    credit: int,
+    *,
+    prompt_tokens: int = 100,
+    comparable: bool = True,
+    trust: Any = "exact",
+    expected: int = 0,
+    engine: Engine = ENGINE,
+    rank: int = 0,
+    adapter: str | None = None,
+) -> Decision:
+    match = Match(credit, expected, {"gpu": credit} if credit else {}, trust, 7)
+    chosen = Candidate(engine.worker(rank), engine, rank, match, expected, Load())
     return Decision(
         request_id="r",
         model="m",
-        adapter=None,
+        adapter=adapter,
         policy="kv-aware",
         chosen=chosen,
         candidates=(chosen,),
@@ -34,6 +75,11 @@ def decision(credit: int, *, prompt_tokens: int = 100, comparable: bool = True) 
     )
 
 
+def request(ids: Sequence[int] = IDS, **fields: Any) -> TokenizedRequest:
+    prompt = Prompt(array("I", ids).tobytes(), len(ids), fields.pop("images", ()))
+    return TokenizedRequest((prompt,), "ids", comparable=True, **fields)
+
+
 def usage(cached: Any) -> dict[str, object]:
     return {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": cached}}
 
@@ -42,10 +88,15 @@ def usage(cached: Any) -> dict[str, object]:
     ("cached", "verdict"), [(64, "right"), (48, "over"), (0, "over"), (80, "under"), (100, "under")]
 )
 def test_credit_beside_what_the_engine_had(cached: int, verdict: str) -> None:
-    audit = Audit()
-    audit.observe(decision(64), 200, usage(cached))
-    assert dict(audit.verdicts) == {verdict: 1}
+    place = Place()
+    assert place.answer(64, cached) == cached
+    assert place.verdicts() == {verdict: 1}
+    audit = place.audit
     assert (audit.credited_tokens, audit.right_tokens, audit.reported_tokens) == (64, min(64, cached), cached)
+    assert audit.share_right == min(64, cached) / 64
+    assert place.metrics.registry.get_sample_value(
+        "kvsync_audit_answers_total", {"worker": "w", "verdict": verdict}
+    ) == 1  # fmt: skip
 
 
 NO_FIGURES: list[Any] = [None, True, "5", 1.5, [], {}, -1, 101, 2**63, 10**400]
@@ -63,16 +114,273 @@ NO_FIGURES: list[Any] = [None, True, "5", 1.5, [], {}, -1, 101, 2**63, 10**400]
     ],
 )
 def test_usage_that_says_nothing_is_counted_and_left_out(answer: dict[str, object] | None, verdict: str) -> None:
-    audit = Audit(Metrics().audited)
-    audit.observe(decision(64), 200, answer)
-    assert dict(audit.verdicts) == {verdict: 1}
-    assert (audit.credited_tokens, audit.reported_tokens, audit.share_right) == (0, 0, None)
+    place = Place()
+    assert place.audit.observe(decision(64), request(), 200, answer) is None
+    assert place.verdicts() == {verdict: 1}
+    assert (place.audit.credited_tokens, place.audit.reported_tokens, place.audit.share_right) == (0, 0, None)
+    assert place.index.observed == []
 
 
 def test_answers_that_can_not_be_compared() -> None:
-    audit = Audit()
-    audit.observe(decision(64), 500, usage(64))
-    audit.observe(decision(64, comparable=False), 200, usage(64))
-    audit.observe(decision(64, prompt_tokens=0), 200, usage(64))
-    assert dict(audit.verdicts) == {"not_ok": 1, "not_comparable": 2}
+    place = Place()
+    audit = place.audit
+    audit.observe(decision(64), request(), 500, usage(64))
+    audit.observe(decision(64, comparable=False), request(), 200, usage(64))
+    audit.observe(decision(64, prompt_tokens=0), request(), 200, usage(64))
+    assert place.answer(0, 64, trust="none") == 64
+    assert place.verdicts() == {"not_ok": 1, "not_comparable": 2, "no_credit_given": 1}
     assert audit.share_right is None
+    assert place.index.observed == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "cached", "asked"),
+    [
+        ({}, 64, False),
+        ({"trust": "partial"}, 64, True),
+        ({"expected": 16}, 64, True),
+        ({}, 48, True),
+        ({}, 80, True),
+        ({"trust": "none"}, 0, False),
+    ],
+)
+def test_the_index_is_asked_only_where_that_teaches_something(fields: dict[str, Any], cached: int, asked: bool) -> None:
+    """Asking hashes the whole prompt: right answers of a worker without doubts do without (F1)."""
+    place = Place()
+    for _ in range(10):
+        place.answer(64, cached, **fields)
+    assert len(place.index.observed) == (10 if asked else 0)
+
+
+def test_the_index_gets_what_was_asked_and_answered() -> None:
+    place = Place()
+    asked = request(cache_salt="s", images=(ImageSpan("cat", 20, 10),))
+    place.audit.observe(decision(64, adapter="x"), asked, 200, usage(48))
+    (said,) = place.index.observed
+    keys = said.pop("block_keys")
+    assert said == {
+        "worker": "w",
+        "tokens": array("I", IDS).tobytes(),
+        "model": "m",
+        "cached": 48,
+        "credit": 64,
+        "as_of": 7,
+        "until": place.clock.now + 120.0,
+        "adapter": "x",
+        "cache_salt": "s",
+    }
+    assert [key is not None for key in keys] == [False, True]
+
+
+def test_of_a_prompt_that_is_cut_only_the_known_tokens_are_observed() -> None:
+    place = Place()
+    place.audit.observe(decision(32), request(range(40)), 200, usage(96))
+    assert place.index.observed[0]["cached"] == 40
+    assert place.verdicts() == {"under": 1}
+
+
+@pytest.mark.parametrize(
+    ("observation", "verdict"),
+    [
+        ("steady", "over"),
+        ("evicted", "evicted_meanwhile"),
+        ("unknown", "unknown_worker"),
+        (ValueError(), "index_failed"),
+    ],
+)
+def test_only_credit_that_stayed_where_it_was_is_compared(
+    observation: Observation | Exception, verdict: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place()
+    place.index.observation = observation
+    for _ in range(5):
+        assert place.answer(64, 0) == 0
+    assert place.verdicts() == ({"over": 5} if verdict == "over" else {verdict: 5})
+    assert place.resynced == (["w"] if verdict == "over" else [])
+
+
+def test_long_prompts_are_too_long_for_an_index_in_python() -> None:
+    place = Place(longest=99)
+    place.answer(64, 64)
+    place.answer(64, 0)
+    assert place.verdicts() == {"right": 1, "too_long": 1}
+    assert place.index.observed == []
+
+
+def test_three_contradictions_make_the_worker_re_announcing_and_have_it_followed_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = Place()
+    with caplog.at_level(logging.WARNING, "kvsync.routing"):
+        for cached in (64, 0, 32, 16):
+            place.answer(64, cached)
+    assert place.resynced == ["w"]
+    assert place.index.told == [("reannouncing", "w")]
+    (record,) = caplog.records
+    assert "3 of its last 4 answers" in record.getMessage()
+    assert "64 and 0, 64 and 32, 64 and 16" in record.getMessage()
+    described = place.audit.describe("w")
+    assert described is not None
+    assert (described["contradictions"], described["verdicts"]) == (1, {"right": 1, "over": 3})
+    assert place.metrics.registry.get_sample_value("kvsync_audit_contradictions_total", {"worker": "w"}) == 1
+
+
+def test_a_worker_is_followed_anew_once_a_minute_at_most() -> None:
+    place = Place()
+    for _ in range(200):
+        place.answer(64, 0)
+        place.clock.now += 1.0
+    assert place.resynced == ["w"] * 4
+
+
+def test_an_engine_that_drops_the_last_block_is_found_out_and_proposed(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(uid="e", name="e", url="http://127.0.0.1:1", model="m", data_parallel_size=2)
+    place = Place(engine)
+    place.index.sizes = {"e#0": 16, "e#1": 16}
+    with caplog.at_level(logging.WARNING, "kvsync.routing"):
+        for _ in range(20):
+            place.answer(64, 48, engine=engine)
+            place.answer(0, 0, engine=engine)
+    assert place.index.told == [("drops_last_block", "e#0"), ("drops_last_block", "e#1")]
+    assert place.resynced == []
+    (record,) = caplog.records
+    assert "one block (16 tokens) short" in record.getMessage()
+    assert "set spec_decode: eagle for engine e" in record.getMessage()
+    for worker in ("e#0", "e#1"):
+        described = place.audit.describe(worker)
+        assert described is not None
+        assert described["proposal"] == "set spec_decode: eagle for engine e"
+
+
+def test_once_found_out_a_block_short_is_one_too_many_again() -> None:
+    """What a short row excuses, it excuses once: else wrong credit of one block would be excused for ever."""
+    place = Place()
+    for _ in range(20):
+        place.answer(64, 48)
+    place.index.told.clear()
+    place.answer(48, 32)
+    assert place.index.told == [("drops_last_block", "w")], "it may have been registered anew"
+    place.answer(48, 32)
+    place.answer(48, 32)
+    assert place.resynced == ["w"]
+
+
+def test_one_block_short_now_and_then_is_a_contradiction() -> None:
+    place = Place()
+    for cached in (64, 48, 48, 48):
+        place.answer(64, cached)
+    assert place.resynced == ["w"]
+
+
+def test_an_index_that_fails_while_acting_costs_no_answer() -> None:
+    place = Place()
+
+    def fail(worker: str) -> None:
+        raise RuntimeError("broken")
+
+    place.index.mark_reannouncing = fail  # type: ignore[method-assign]
+    for _ in range(3):
+        assert place.answer(64, 0) == 0
+    assert place.verdicts() == {"over": 2, "index_failed": 1}
+
+
+def test_a_worker_that_is_gone_takes_everything_with_it() -> None:
+    """Answers that end after it bring nothing back (L2)."""
+    place = Place()
+    place.answer(64, 0)
+    place.answer(64, 0)
+    place.audit.apply(Change("gone", ENGINE))
+    assert place.audit.describe("w") is None
+    for _ in range(5):
+        place.answer(64, 0)
+    place.audit.on_hits("w", 10, 5)
+    assert (place.audit.describe("w"), place.resynced) == (None, [])
+    place.audit.apply(Change("added", ENGINE))
+    place.audit.apply(Change("changed", ENGINE))
+    place.answer(64, 0)
+    assert place.resynced == [], "the next life begins with an empty window"
+
+
+def test_engine_wide_hits_are_shown_as_rough_and_never_held_against_anybody() -> None:
+    place = Place()
+    described = place.audit.describe("w")
+    assert described is not None
+    assert described["metrics_hits"] is None
+    place.audit.observe(decision(64), request(), 200, None)
+    for _ in range(50):
+        place.audit.on_hits("w", 1000, 0)
+    described = place.audit.describe("w")
+    assert described is not None
+    assert described["metrics_hits"] == {
+        "rough": "engine-wide, other gateways' requests included",
+        "engine": {"queries": 50_000, "hits": 0},
+        "here": {"prompt_tokens": 100, "credited": 64},
+    }
+    assert (place.resynced, place.index.told) == ([], [])
+
+
+# ---- with a real index
+
+
+def real(**facts: Any) -> tuple[Audit, ReferenceIndex, list[str]]:
+    index = ReferenceIndex()
+    index.add_worker("w", "m", **facts)
+    index.apply("w", batch(stored(range(1, 7), range(96), None, 16)))
+    resynced: list[str] = []
+    audit = Audit(index, resynced.append, 120.0, Metrics(), Clock())
+    audit.apply(Change("added", ENGINE))
+    return audit, index, resynced
+
+
+def ask(index: ReferenceIndex, ids: Sequence[int] = IDS) -> Decision:
+    match = index.match(array("I", ids), "m")["w"]
+    decided = decision(match.credit, prompt_tokens=len(ids), trust=match.trust, expected=match.expected)
+    chosen = Candidate("w", ENGINE, 0, match, match.expected, Load())
+    return Decision(**{**{name: getattr(decided, name) for name in Decision.__slots__}, "chosen": chosen})
+
+
+def test_blocks_that_were_evicted_meanwhile_are_nobody_s_fault() -> None:
+    audit, index, resynced = real()
+    for _ in range(5):
+        decided = ask(index)
+        assert decided.chosen.match.credit == 96
+        index.apply("w", batch(removed([6])))
+        audit.observe(decided, request(), 200, usage(80))
+        index.apply("w", batch(stored([6], range(80, 96), 5, 16)))
+    assert audit.verdicts == {"evicted_meanwhile": 5}
+    assert resynced == []
+
+
+def test_an_observed_miss_ends_doubt_and_an_observed_hit_makes_it_held() -> None:
+    audit, index, _ = real()
+    index.mark_reannouncing("w")
+    index.apply("w", batch(stored(range(1, 7), range(96), None, 16)))
+    index.apply("w", batch(removed([5, 6])))
+    decided = ask(index)
+    assert (decided.chosen.match.credit, decided.chosen.match.expected) == (64, 32)
+    audit.observe(decided, request(), 200, usage(80))
+    assert (ask(index).chosen.match.credit, ask(index).chosen.match.expected) == (80, 0)
+
+
+def test_after_a_loss_what_the_engine_said_it_had_is_credit_for_a_while() -> None:
+    audit, index, _ = real()
+    index.forget("w")
+    decided = ask(index)
+    assert (decided.chosen.match.credit, decided.chosen.match.trust) == (0, "partial")
+    audit.observe(decided, request(), 200, usage(96))
+    assert audit.verdicts == {"under": 1}
+    assert ask(index).chosen.match.credit == 96
+    index.expire(Clock().now + 120.0)
+    assert ask(index).chosen.match.credit == 0
+
+
+def test_an_engine_with_eagle_is_credited_rightly_once_found_out() -> None:
+    audit, index, resynced = real()
+    for _ in range(20):
+        decided = ask(index)
+        assert decided.chosen.match.credit == 96
+        audit.observe(decided, request(), 200, usage(80))
+    assert ask(index).chosen.match.credit == 80
+    audit.observe(ask(index), request(), 200, usage(80))
+    assert audit.verdicts == {"over": 20, "right": 1}
+    assert resynced == []

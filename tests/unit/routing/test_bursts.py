@@ -29,7 +29,7 @@ def fleet(size: int, seed: int = 1, **settings: Any) -> World:
 @pytest.mark.parametrize(("policy", "most"), [("kv-aware", 2), ("prefix-cache", 4)])
 @pytest.mark.parametrize("seed", range(3))
 def test_siblings_of_a_burst_do_not_scatter(policy: str, most: int, seed: int) -> None:
-    """16 requests with one prefix within 5 ms, long before any store event, on 8 cold engines."""
+    """16 requests with one prefix within 5 ms, long before any store event, on 8 cold engines (R2)."""
     world = fleet(8, seed, policy=policy)
     simulation, more = Simulation(world), suffixes()
     for i in range(16):
@@ -74,6 +74,7 @@ def test_a_burst_of_unknown_prompts_does_not_pile_up(policy: str) -> None:
 
 
 def test_a_guess_that_is_never_confirmed_ends_by_itself() -> None:
+    """After its lifetime it attracts nobody any more (R2)."""
     world = fleet(8, expected_lifetime=2.0)
     first, _ = world.ask(tokenized(PREFIX))
     assert world.ask(tokenized([*PREFIX, 1]))[0].chosen.worker == first.chosen.worker
@@ -85,7 +86,7 @@ def test_a_guess_that_is_never_confirmed_ends_by_itself() -> None:
 
 @pytest.mark.parametrize("policy", ["kv-aware", "prefix-cache"])
 def test_a_hot_prefix_spills_before_its_owner_drowns(policy: str) -> None:
-    """90 % of the traffic shares one prefix that one of 4 engines holds; that engine alone could serve half of it."""
+    """90 % of the traffic shares one prefix that one of 4 engines holds; alone it could serve half of that (R4)."""
     world = fleet(4, policy=policy)
     simulation, more, rng = Simulation(world, decode=2.0), suffixes(200), Random(5)
     simulation.warm("e0", tokenized(PREFIX))
@@ -102,7 +103,7 @@ def test_a_hot_prefix_spills_before_its_owner_drowns(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["kv-aware", "prefix-cache"])
 def test_new_engines_get_their_share_under_sticky_load(policy: str) -> None:
-    """From 2 engines to 4 while all sessions stick to the old two: within 10 s each new one serves a fair part."""
+    """From 2 engines to 4 while all sessions stick to the old two: within 10 s each new one serves a fair part (R5)."""
     world = fleet(2, policy=policy)
     simulation, rng = Simulation(world, prefill=4000, decode=2.0), Random(3)
     sessions = [[1000 * s + i for i in range(600)] for s in range(40)]

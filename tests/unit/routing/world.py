@@ -9,8 +9,8 @@ from typing import Any
 
 from kvsync.config import RoutingSettings
 from kvsync.discovery.model import Change, Engine
-from kvsync.events.types import EventBatch, ExtraKey
-from kvsync.index.match import Match, Tokens
+from kvsync.events.types import ExtraKey
+from kvsync.index.match import Match, Observation, Tokens
 from kvsync.routing.decision import Decision, Query
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
@@ -32,11 +32,13 @@ class Clock:
 class Index:
     """Answers by a function of the prompt's tokens, and remembers what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int | None = None) -> None:
         self.answer: Callable[[array[int]], Mapping[str, Match]] = lambda _: {}
         self.sizes: Mapping[str, int] = {}
+        self.observation: Observation | Exception = "steady"
         self.told: list[tuple[str, str]] = []
         self.asked: list[dict[str, object]] = []
+        self.observed: list[dict[str, Any]] = []
 
     def match(
         self,
@@ -51,6 +53,25 @@ class Index:
         self.asked.append({"model": model, "adapter": adapter, "cache_salt": cache_salt, "block_keys": block_keys})
         return dict(self.answer(array("I", tokens)))
 
+    def observe(
+        self,
+        worker: str,
+        tokens: Tokens,
+        model: str,
+        cached: int,
+        credit: int,
+        as_of: int,
+        until: float,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
+    ) -> Observation:
+        self.observed.append({name: value for name, value in locals().items() if name != "self"})
+        if isinstance(self.observation, Exception):
+            raise self.observation
+        return self.observation
+
     def block_sizes(self, model: str) -> dict[str, int]:
         return dict(self.sizes)
 
@@ -60,39 +81,38 @@ class Index:
     def mark_hidden_keys(self, worker: str) -> None:
         self.told.append(("hidden_keys", worker))
 
-    def add_worker(
-        self,
-        worker: str,
-        model: str,
-        *,
-        usable_blocks: int | None = None,
-        attention_chunk_size: int | None = None,
-        spec_decode: str | None = None,
-        hit_alignment: int | None = None,
-        rank: int | None = None,
-    ) -> None:
-        raise AssertionError("routing does not change the index")
+    def drops_last_block(self, worker: str) -> None:
+        self.told.append(("drops_last_block", worker))
+
+    def add_worker(self, worker: str, model: str, **facts: object) -> None:
+        raise AssertionError("routing follows no events")
 
     def remove_worker(self, worker: str) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
 
     def apply(self, worker: str, payload: object) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
 
-    def apply_many(self, batches: Iterable[tuple[str, object | EventBatch]]) -> None:
-        raise AssertionError("routing does not change the index")
+    def apply_many(self, batches: Iterable[tuple[str, object]]) -> None:
+        raise AssertionError("routing follows no events")
 
     def forget(self, worker: str) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
 
     def new_epoch(self, worker: str) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
+
+    def relearn(self, worker: str) -> None:
+        raise AssertionError("routing follows no events")
 
     def suspend(self, worker: str) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
 
     def resume(self, worker: str) -> None:
-        raise AssertionError("routing does not change the index")
+        raise AssertionError("routing follows no events")
+
+    def expire(self, now: float) -> None:
+        raise AssertionError("routing has no ticks")
 
     def stats(self) -> dict[str, object]:
         return {}
