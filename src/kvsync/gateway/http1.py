@@ -249,7 +249,8 @@ class ClientConnection(asyncio.Protocol):
         self._chunking = False
         self._delimited = True
         reader = self._reader
-        self._closing = not request.keep_alive or self._app.draining or (reader.deaf and not reader.requests)
+        last = reader.deaf and not reader.requests and reader.problem is None
+        self._closing = not request.keep_alive or self._app.draining or last
         # An answer to HEAD carries the length of what GET would have got; 204 and 304 have no body.
         self._bodyless = request.method == b"HEAD" or status in (204, 304)
         out = self._out

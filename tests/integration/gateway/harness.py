@@ -51,6 +51,18 @@ async def eventually(condition: Callable[[], bool], within: float = DEADLINE) ->
     return loop.time() - start
 
 
+GOOD = always(reply(b"good"))
+
+
+async def stall(engine: FakeEngine, talk: Talk) -> None:
+    """Take the request and never answer."""
+    request = await talk.request()
+    assert request is not None
+    engine.requests.append(request)
+    await talk.closed()
+    engine.left.set()
+
+
 # ---- the other rooms
 
 
@@ -174,6 +186,10 @@ class House:
     def engine(self) -> FakeEngine:
         return self.engines[0]
 
+    def reading(self) -> int:
+        """Clients in the middle of a request."""
+        return sum(connection._reader.in_message for connection in self.gateway._connections)
+
     async def client(self, tls: ssl.SSLContext | None = None, name: str | None = None) -> Client:
         client = await Client.open(self.gateway.port, tls, name)
         self.clients.append(client)
@@ -235,6 +251,11 @@ async def house(
         await gateway.stop()
         for fake in fakes:
             await fake.stop()
+
+
+def ends(home: House) -> list[tuple[str, list[str]]]:
+    """Per try, its worker and how it ended."""
+    return [(ticket.worker, list(ticket.ends)) for ticket in home.routing.tickets]
 
 
 # ---- clients

@@ -12,21 +12,21 @@ import pytest
 
 from tests.integration.gateway.harness import (
     BODY,
+    GOOD,
     SSE_HEAD,
     FakeEngine,
-    House,
     Script,
     Slow,
     Talk,
     always,
     chunk,
+    ends,
     eventually,
     house,
     post,
     reply,
+    stall,
 )
-
-GOOD = always(reply(b"good"))
 
 
 async def reset_at_once(engine: FakeEngine, talk: Talk) -> None:
@@ -36,15 +36,6 @@ async def reset_at_once(engine: FakeEngine, talk: Talk) -> None:
 
 async def close_at_once(engine: FakeEngine, talk: Talk) -> None:
     await talk.request()
-
-
-async def stall(engine: FakeEngine, talk: Talk) -> None:
-    """Take the request and never answer."""
-    request = await talk.request()
-    assert request is not None
-    engine.requests.append(request)
-    await talk.closed()
-    engine.left.set()
 
 
 def then_stall(*pieces: bytes) -> Script:
@@ -94,10 +85,6 @@ def mute() -> Iterator[str]:
         yield f"http://127.0.0.1:{address[1]}"
         for filler in fillers:
             filler.close()
-
-
-def ends(home: House) -> list[tuple[str, list[str]]]:
-    return [(ticket.worker, list(ticket.ends)) for ticket in home.routing.tickets]
 
 
 # ---- before the status line: elsewhere, or a clear error
@@ -217,30 +204,6 @@ async def test_a_reset_on_a_used_connection_is_retried_at_the_same_engine() -> N
         assert ends(home) == [("engine-0", ["ok"]), ("engine-0", ["ok"])]
         assert len(home.routing.queries) == 2  # not chosen again
         assert home.engine.connections == 2
-
-
-async def test_engines_that_close_idle_connections_are_never_felt() -> None:
-    """As engines that close after 5 s do to a pool that keeps for 4 s, here 20 times faster."""
-    rounds = 40
-
-    async def script(engine: FakeEngine, talk: Talk) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(0.05):
-                    request = await talk.request()
-            except TimeoutError:
-                return
-            if request is None:
-                return
-            await talk.send(reply(b"ok"))
-
-    async with house(script, upstream_idle=0.04, retry_fresh_reset=False) as home:
-        client = await home.client()
-        for number in range(rounds):
-            assert (await client.ask()).status == 200
-            await asyncio.sleep(0.035 + 0.001 * (number % 20))  # on both sides of both limits
-        assert home.counters.answers == {("/v1/completions", 200, "engine"): rounds}
-        assert home.engine.connections > 1
 
 
 async def test_idle_connections_are_dropped_in_time() -> None:
@@ -527,45 +490,3 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_retried_elsewhere()
         assert answer.status == 502
         assert ends(home) == [("engine-0", ["tls_failed"])]
         assert home.engine.requests == []
-
-
-# ---- shutdown
-
-
-async def test_shutdown_lets_open_answers_end() -> None:
-    go = asyncio.Event()
-
-    async def script(engine: FakeEngine, talk: Talk) -> None:
-        engine.requests.append(await talk.request() or pytest.fail("no request"))
-        await go.wait()
-        await talk.send(reply(b"late"))
-
-    async with house(script, drain_timeout=5) as home:
-        idle, busy = await home.client(), await home.client()
-        await busy.send(post())
-        await eventually(lambda: len(home.engine.requests) == 1)
-        await eventually(lambda: home.gateway.open_connections() == 2)
-        port = home.gateway.port
-        stopping = asyncio.create_task(home.gateway.stop())
-        assert await idle.ended() == b""
-        assert home.gateway.draining
-        with pytest.raises(ConnectionError):
-            await asyncio.open_connection("127.0.0.1", port)
-        assert not stopping.done()
-        go.set()
-        answer = await busy.answer()
-        assert (answer.body, answer.one(b"connection")) == (b"late", b"close")
-        assert await busy.ended() == b""
-        await asyncio.wait_for(stopping, 2)
-
-
-async def test_shutdown_ends_what_does_not_end() -> None:
-    async with house(stall, drain_timeout=0.1) as home:
-        client = await home.client()
-        await client.send(post(BODY))
-        await eventually(lambda: len(home.engine.requests) == 1)
-        await home.gateway.stop()
-        assert await client.ended() == b""
-        await asyncio.wait_for(home.engine.left.wait(), 1)
-        assert ends(home) == [("engine-0", ["shutdown"])]
-        assert home.counters.cuts == {("/v1/completions", "shutdown"): 1}
