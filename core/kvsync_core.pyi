@@ -17,7 +17,8 @@ class _Batch(Protocol):
 
 @final
 class Match:
-    """What one worker can do for one prompt. Equal to any object with equal attributes. All figures are tokens."""
+    """What one worker can do for one prompt. Equal to any object with equal attributes, whatever its ``as_of``. All
+    figures but that are tokens."""
 
     @property
     def credit(self) -> int:
@@ -33,6 +34,9 @@ class Match:
 
     @property
     def trust(self) -> Literal["exact", "partial", "none"]: ...
+    @property
+    def as_of(self) -> int:
+        """Where the worker's losses stood when this was answered; :meth:`PrefixIndex.observe` wants it back."""
 
 @final
 class PrefixIndex:
@@ -42,7 +46,12 @@ class PrefixIndex:
     all. What is asked of a worker that is not registered is ignored.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, max_blocks: int | None = None) -> None:
+        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap.
+
+        Raises:
+            ValueError: ``max_blocks`` is below 1.
+        """
     def add_worker(
         self,
         worker: str,
@@ -54,7 +63,7 @@ class PrefixIndex:
         hit_alignment: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Register a worker, empty and trusted ``exact``; a known one becomes new.
+        """Register a worker, empty and trusted ``exact``; a known one becomes new, but for its marks.
 
         Raises:
             ValueError: a fact that can't be: not positive, or an unknown ``spec_decode``.
@@ -78,6 +87,10 @@ class PrefixIndex:
     def new_epoch(self, worker: str) -> None:
         """Another process answers for this worker: drop all that is known, begin again as ``exact``."""
 
+    def relearn(self, worker: str) -> None:
+        """Its batches come again from this epoch's number 0 on: drop what is known, begin again as ``exact``. The same
+        process: marks stay."""
+
     def suspend(self, worker: str) -> None:
         """What is known may be out of date: until ``resume`` its trust is ``none``, would-be credit is expected."""
 
@@ -89,6 +102,39 @@ class PrefixIndex:
 
     def mark_hidden_keys(self, worker: str) -> None:
         """A request with a salt or an image goes to this worker: if its dialect hides those, trust is ``none``."""
+
+    def drops_last_block(self, worker: str) -> None:
+        """As if registered with ``spec_decode="eagle"``: its answers show that it decodes with EAGLE or MTP."""
+
+    def observe(
+        self,
+        worker: str,
+        tokens: Buffer | Sequence[int],
+        model: str,
+        cached: int,
+        credit: int,
+        as_of: int,
+        until: float,
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        block_keys: Sequence[Sequence[object] | None] | None = None,
+    ) -> Literal["steady", "evicted", "unknown"]:
+        """Learn from an answer: its engine said that it had ``cached`` tokens of this prompt. ``credit`` and ``as_of``
+        are those of the match that the worker was chosen by; what this teaches ends ``until``, in seconds of the clock
+        that :meth:`expire` is told.
+
+        Raises:
+            TypeError, ValueError, OverflowError: as :meth:`match`; ``cached`` or ``credit`` is negative; ``until`` is
+                not a number.
+        """
+
+    def expire(self, now: float) -> None:
+        """End what answers taught for no longer than this.
+
+        Raises:
+            ValueError: ``now`` is not a number.
+        """
 
     def match(
         self,

@@ -30,12 +30,18 @@ counted! {
     Forgotten = "forgotten",
     /// New epochs.
     Epochs = "epochs",
+    /// Times that all was to be learned again from the same process.
+    Relearned = "relearned",
     /// Events of a medium that this version doesn't know.
     UnknownMedium = "unknown_medium",
     /// Removals of a block that was not known to be there.
     RemovedUnknown = "removed_unknown",
     /// Doubtful blocks dropped because they were more than the engine can hold.
     DoubtfulDropped = "doubtful_dropped",
+    /// Doubtful blocks dropped because an answer showed that they are not there.
+    DoubtfulMissed = "doubtful_missed",
+    /// Blocks dropped because all workers together held too many.
+    Capped = "capped",
     /// Stores that can't be placed: sparse, or of another block size than their group's.
     Unplaced = "unplaced",
     /// Offload stores of unknown hashes that don't show their extra keys.
@@ -44,6 +50,16 @@ counted! {
     Parked = "parked",
     /// Of those, the ones that made room.
     ParkedDropped = "parked_dropped",
+    /// Runs of blocks that answers showed.
+    ObservedRuns = "observed_runs",
+    /// Of those, the ones that made room.
+    ObservedDropped = "observed_dropped",
+    /// Answers that showed more than the events, of workers where that can't be kept.
+    ObservedUnusable = "observed_unusable",
+    /// Unknown parents that are taken for the last block of an observed run.
+    Adopted = "adopted",
+    /// Of those, the ones that something refutes.
+    AdoptionDisputed = "adoption_disputed",
     /// Payloads too large to be read.
     TooLarge = "undecodable_too_large",
     /// Payloads that are no msgpack.

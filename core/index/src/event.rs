@@ -195,6 +195,12 @@ impl Run<'_> {
         self.block_size > 0 && self.tokens.len() as u64 == u64::from(self.block_size) * self.hashes.len() as u64
     }
 
+    /// Tokens and extra keys of each block of a dense run; one that shows no extra keys has none.
+    pub fn blocks(&self) -> impl Iterator<Item = (&[u32], &[ExtraKey<'_>])> {
+        let extra = |at: usize| self.extra_keys.as_ref().map_or(&[][..], |blocks| &blocks[at]);
+        self.tokens.chunks_exact(self.block_size as usize).enumerate().map(move |(at, tokens)| (tokens, extra(at)))
+    }
+
     /// What it counts for against the limit of parked bytes.
     #[must_use]
     pub fn size(&self) -> usize {
@@ -225,7 +231,7 @@ pub struct Stored<'a> {
     pub run: Run<'a>,
     /// Where; `None` for a medium that this version doesn't know.
     pub tier: Option<Tier>,
-    /// The KV-cache group (0 where the dialect gives none).
+    /// The KV-cache group (0 where the dialect gives none), below [`MAX_GROUPS`](crate::wire::MAX_GROUPS).
     pub group: i64,
     /// The group's kind, where the event says it.
     pub kind: Option<Kind>,
@@ -316,4 +322,16 @@ pub enum Event<'a> {
         /// Blocks may have left the cache by it.
         may_remove: bool,
     },
+}
+
+impl<'a> Event<'a> {
+    /// The blocks that it names.
+    #[must_use]
+    pub fn hashes(&self) -> &[EngineHash<'a>] {
+        match self {
+            Self::Stored(stored) => &stored.run.hashes,
+            Self::Removed(removed) => &removed.hashes,
+            Self::Cleared | Self::Skipped { .. } => &[],
+        }
+    }
 }

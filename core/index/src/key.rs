@@ -47,6 +47,12 @@ impl BlockKey {
         }
         Self(xxh3_64_with_seed(&canonical(extra), plain ^ EXTRA_DOMAIN))
     }
+
+    /// Of a root: what a block of this context without extra keys holds, apart from what stands before it.
+    #[must_use]
+    pub fn content(self, tokens: &[u32]) -> Self {
+        self.child(tokens, &[])
+    }
 }
 
 /// Tag, length, content of each, ordered by kind (images keep their order): no two different lists give the same bytes.
@@ -94,12 +100,24 @@ impl<'a> KeyChain<'a> {
         Self { keys: Vec::new(), root, tokens, block_size: block_size as usize, extra }
     }
 
+    /// The tokens of block `i`, if the prompt has all of them.
+    fn tokens(&self, i: usize) -> Option<&'a [u32]> {
+        let end = i.checked_add(1)?.checked_mul(self.block_size)?;
+        self.tokens.get(end - self.block_size..end)
+    }
+
+    /// What block `i` holds, whatever stands before it; `None` where the prompt has not all of it.
+    #[must_use]
+    pub fn content(&self, i: usize) -> Option<BlockKey> {
+        self.tokens(i).map(|tokens| self.root.content(tokens))
+    }
+
     /// The key of block `i`, which must lie within the prompt.
     pub fn key(&mut self, i: usize) -> BlockKey {
         while self.keys.len() <= i {
             let at = self.keys.len();
             let parent = self.keys.last().copied().unwrap_or(self.root);
-            let tokens = &self.tokens[at * self.block_size..(at + 1) * self.block_size];
+            let tokens = self.tokens(at).expect("a block of the prompt");
             self.keys.push(parent.child(tokens, self.extra.get(at).map_or(&[][..], Vec::as_slice)));
         }
         self.keys[i]

@@ -7,15 +7,18 @@
 //! From the outside in: [`Index`] finds workers and locks them; [`Worker`] has the rules; the store below it has the
 //! blocks; [`wire`] reads what engines send; [`key`] names blocks; [`hits`] counts what a cache can serve.
 
+pub mod adoption;
 pub mod counts;
 pub mod event;
 pub mod hits;
 pub mod index;
 pub mod key;
+pub mod observed;
 pub mod parked;
+pub mod removals;
 mod store;
 pub mod wire;
 pub mod worker;
 
 pub use index::{Index, Prompt, Registered};
-pub use worker::{Description, Facts, Match, Trust, Worker};
+pub use worker::{Answer, Description, Facts, Match, Observation, Trust, Worker};

@@ -8,19 +8,26 @@
 //!
 //! * a block that no place holds is gone: name, key and slot;
 //! * the table of keys finds exactly the placed blocks whose key no other live block has. Two live hashes for one key
-//!   mean that the engine hides what tells them apart: such blocks are *hidden*, until all of them are gone.
+//!   mean that the engine hides what tells them apart: such blocks are *hidden*, until all of them are gone;
+//! * the set of doubtful copies has exactly the places of blocks that are marked so.
 //!
 //! Why it is fast: the blocks of one event get consecutive slots, so a lookup first looks at the slot after its last
 //! one, which is sequential memory, and probes a table only where that fails.
 
+mod cut;
+mod doubt;
+
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::hash_table::Entry;
-use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
 
 use crate::event::{EngineHash, Tier};
 use crate::key::BlockKey;
+
+pub(crate) use cut::{Census, Cut};
 
 /// The number of a slab entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,7 +40,7 @@ impl Slot {
 }
 
 /// The number of a place: a tier and a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Place(usize);
 
 impl Place {
@@ -75,11 +82,15 @@ enum Placement {
 struct Block {
     name: EngineHash<'static>,
     key: BlockKey,
-    placement: Placement,
-    /// In how many places there are copies.
-    places: u32,
     /// The copies of the home place.
     home: Copies,
+    /// Blocks before it in its chain; of a block with a key.
+    depth: u32,
+    /// In how many places there are copies: at most as many as an engine has groups, in each tier.
+    places: u16,
+    placement: Placement,
+    /// Since the last sweep a lookup found it.
+    read: AtomicBool,
 }
 
 impl Block {
@@ -87,10 +98,16 @@ impl Block {
         Self {
             name: EngineHash::Unsigned(0),
             key: BlockKey(0),
-            placement: Placement::None,
-            places: 0,
             home: Copies::default(),
+            depth: 0,
+            places: 0,
+            placement: Placement::None,
+            read: AtomicBool::new(false),
         }
+    }
+
+    fn is_read(&self) -> bool {
+        self.read.load(Ordering::Relaxed)
     }
 }
 
@@ -103,7 +120,10 @@ pub(crate) struct Store {
     keys: HashTable<Slot>,
     hidden: HashMap<BlockKey, u32>,
     places: BTreeMap<(Tier, i64), Place>,
+    /// By number of place.
+    tiers: Vec<Tier>,
     side: Vec<HashMap<Slot, Copies>>,
+    doubtful: HashSet<(Place, Slot)>,
     hasher: DefaultHashBuilder,
     totals: Totals,
 }
@@ -113,7 +133,6 @@ pub(crate) struct Store {
 pub(crate) struct Totals {
     pub copies: u64,
     pub gpu_copies: u64,
-    pub doubtful: u64,
     pub placed: u64,
 }
 
@@ -136,8 +155,11 @@ impl Store {
     pub(crate) fn place_or_new(&mut self, tier: Tier, group: i64) -> Place {
         let next = Place(self.places.len());
         let place = *self.places.entry((tier, group)).or_insert(next);
-        if place == next && place != Place::HOME {
-            self.side.push(HashMap::new());
+        if place == next {
+            self.tiers.push(tier);
+            if place != Place::HOME {
+                self.side.push(HashMap::new());
+            }
         }
         place
     }
@@ -155,7 +177,7 @@ impl Store {
         }
     }
 
-    fn set_copies(&mut self, place: Place, tier: Tier, slot: Slot, new: Copies) {
+    fn set_copies(&mut self, place: Place, slot: Slot, new: Copies) {
         let old = self.copies(place, slot);
         let block = &mut self.blocks[slot.at()];
         if place == Place::HOME {
@@ -165,45 +187,39 @@ impl Store {
         } else {
             self.side[place.0 - 1].insert(slot, new);
         }
-        block.places = block.places - u32::from(old.count() > 0) + u32::from(new.count() > 0);
+        block.places = block.places - u16::from(old.count() > 0) + u16::from(new.count() > 0);
         self.totals.copies = self.totals.copies - old.count() + new.count();
-        if tier == Tier::Gpu {
+        if self.tiers[place.0] == Tier::Gpu {
             self.totals.gpu_copies = self.totals.gpu_copies - old.count() + new.count();
         }
-        self.totals.doubtful = self.totals.doubtful - u64::from(old.doubtful()) + u64::from(new.doubtful());
+        match (old.doubtful(), new.doubtful()) {
+            (false, true) => drop(self.doubtful.insert((place, slot))),
+            (true, false) => drop(self.doubtful.remove(&(place, slot))),
+            _ => {}
+        }
     }
 
     // -- copies
 
     /// One copy more; it takes doubt away.
-    pub(crate) fn add(&mut self, place: Place, tier: Tier, name: &EngineHash<'_>) -> Slot {
+    pub(crate) fn add(&mut self, place: Place, name: &EngineHash<'_>) -> Slot {
         let slot = self.slot_of(name);
         let copies = self.copies(place, slot);
-        self.set_copies(place, tier, slot, Copies(copies.count() + 1));
+        self.set_copies(place, slot, Copies(copies.count() + 1));
         slot
     }
 
     /// One copy less, or `left` copies left; with `doubt` what is left of an uncounted removal is doubtful.
     ///
-    /// False when the block was not known to be there.
-    pub(crate) fn remove(
-        &mut self,
-        place: Place,
-        tier: Tier,
-        name: &EngineHash<'_>,
-        left: Option<u32>,
-        doubt: bool,
-    ) -> bool {
-        let Some(slot) = self.find(name) else {
-            return false;
-        };
+    /// False when the block was not known to be there. The slot is no longer valid when that was its last copy.
+    pub(crate) fn remove(&mut self, place: Place, slot: Slot, left: Option<u32>, doubt: bool) -> bool {
         let had = self.copies(place, slot);
         if had.count() == 0 {
             return false;
         }
         let now = left.map_or(had.count() - 1, u64::from);
         let doubtful = now > 0 && (had.doubtful() || (doubt && left.is_none()));
-        self.set_copies(place, tier, slot, Copies(now | if doubtful { Copies::DOUBT } else { 0 }));
+        self.set_copies(place, slot, Copies(now | if doubtful { Copies::DOUBT } else { 0 }));
         self.free_if_gone(slot);
         true
     }
@@ -213,26 +229,6 @@ impl Store {
             self.unplace(slot);
             self.free(slot);
         }
-    }
-
-    /// Drop every doubtful block from its place; returns how many that were.
-    pub(crate) fn drop_doubtful(&mut self) -> u64 {
-        let places: Vec<_> = self.places.iter().map(|((tier, _), place)| (*tier, *place)).collect();
-        let before = self.totals.doubtful;
-        for (tier, place) in places {
-            let slots: Vec<Slot> = if place == Place::HOME {
-                (0..self.blocks.len()).map(|at| Slot(at as u32)).collect()
-            } else {
-                self.side[place.0 - 1].keys().copied().collect()
-            };
-            for slot in slots {
-                if self.copies(place, slot).doubtful() {
-                    self.set_copies(place, tier, slot, Copies::default());
-                    self.free_if_gone(slot);
-                }
-            }
-        }
-        before
     }
 
     // -- names
@@ -276,16 +272,37 @@ impl Store {
 
     // -- keys
 
-    /// The key of a block that has one.
-    pub(crate) fn key(&self, slot: Slot) -> Option<BlockKey> {
+    /// The key of a block that has one, and how many blocks stand before it in its chain.
+    pub(crate) fn key(&self, slot: Slot) -> Option<(BlockKey, u32)> {
         let block = &self.blocks[slot.at()];
-        (block.placement != Placement::None).then_some(block.key)
+        (block.placement != Placement::None).then_some((block.key, block.depth))
+    }
+
+    /// Has any block this key, hidden ones too?
+    pub(crate) fn knows(&self, key: BlockKey) -> bool {
+        self.is_hidden(key) || self.find_key(key).is_some()
+    }
+
+    /// Have several blocks this key?
+    pub(crate) fn is_hidden(&self, key: BlockKey) -> bool {
+        self.hidden.contains_key(&key)
+    }
+
+    /// Are there keys that several blocks have?
+    pub(crate) fn any_hidden(&self) -> bool {
+        !self.hidden.is_empty()
+    }
+
+    /// The one block that has this key.
+    fn find_key(&self, key: BlockKey) -> Option<Slot> {
+        self.keys.find(self.hasher.hash_one(key), |slot| self.blocks[slot.at()].key == key).copied()
     }
 
     /// Give a block without a key its key.
-    pub(crate) fn set_key(&mut self, slot: Slot, key: BlockKey) {
+    pub(crate) fn set_key(&mut self, slot: Slot, key: BlockKey, depth: u32) {
         debug_assert!(self.key(slot).is_none(), "a known hash keeps its key");
         self.totals.placed += 1;
+        self.blocks[slot.at()].depth = depth;
         self.blocks[slot.at()].key = key;
         self.blocks[slot.at()].placement = Placement::Hidden;
         if let Some(others) = self.hidden.get_mut(&key) {
@@ -351,14 +368,25 @@ impl Walk<'_> {
         self.find(key).is_some_and(|slot| self.store.copies(place, slot).held(even_doubtful))
     }
 
+    /// A lookup found the one block of this key.
+    pub(crate) fn note_read(&mut self, key: BlockKey) {
+        if let Some(slot) = self.find(key) {
+            let read = &self.store.blocks[slot.at()].read;
+            // most are noted already, and a write would cost every reader its cache line
+            if !read.load(Ordering::Relaxed) {
+                read.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     fn find(&mut self, key: BlockKey) -> Option<Slot> {
-        let Store { blocks, keys, hasher, .. } = self.store;
+        let blocks = &self.store.blocks;
         let is_it = |at: usize| blocks.get(at).is_some_and(|b| b.key == key && b.placement == Placement::Known);
         if is_it(self.next) {
             self.next += 1;
             return Some(Slot(self.next as u32 - 1));
         }
-        let slot = keys.find(hasher.hash_one(key), |slot| blocks[slot.at()].key == key).copied()?;
+        let slot = self.store.find_key(key)?;
         self.next = slot.at() + 1;
         Some(slot)
     }

@@ -41,7 +41,7 @@ fn a_match_sees_whole_batches() {
     let index = Index::new();
     index.add_worker("w", "m", Facts::default());
     let tokens: Vec<u32> = (0..=BLOCKS as u32).collect();
-    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[] };
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
@@ -59,7 +59,7 @@ fn a_match_sees_whole_batches() {
             .collect();
         let worker = index.worker("w").expect("registered");
         for at in 0..BATCHES {
-            worker.change(|worker| worker.apply(None, [if at % 2 == 0 { store() } else { removal() }]));
+            index.change(&worker, |worker| worker.apply(None, [if at % 2 == 0 { store() } else { removal() }]));
         }
         done.store(true, Ordering::Relaxed);
         for reader in readers {
@@ -72,7 +72,7 @@ fn a_match_sees_whole_batches() {
 fn workers_come_and_go_while_others_match() {
     let index = Index::new();
     let tokens: Vec<u32> = (0..=BLOCKS as u32).collect();
-    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[] };
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
     index.add_worker("stays", "m", Facts::default());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -80,9 +80,9 @@ fn workers_come_and_go_while_others_match() {
             for _ in 0..500 {
                 index.add_worker("goes", "m", Facts::default());
                 let worker = index.worker("goes").expect("registered");
-                worker.change(|worker| worker.apply(None, [store()]));
+                assert!(index.change(&worker, |worker| worker.apply(None, [store()])));
                 index.remove_worker("goes");
-                worker.change(|worker| worker.apply(None, [store()])); // nobody sees it any more
+                assert!(!index.change(&worker, |_| unreachable!("it is registered no longer")));
             }
             done.store(true, Ordering::Relaxed);
         });

@@ -7,7 +7,7 @@ use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyNotImplemented};
 
-/// What one worker can do for one prompt; equal to any object with equal attributes.
+/// What one worker can do for one prompt; equal to any object with equal attributes, whatever its `as_of`.
 #[pyclass(frozen, module = "kvsync_core")]
 pub(crate) struct Match(pub(crate) kvsync_index::Match);
 
@@ -40,14 +40,20 @@ impl Match {
         self.0.trust.word()
     }
 
+    #[getter]
+    fn as_of(&self) -> u64 {
+        self.0.as_of
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let Self(found) = self;
         let by_tier = self.by_tier(py)?.repr()?;
         Ok(format!(
-            "Match(credit={}, expected={}, by_tier={by_tier}, trust='{}')",
+            "Match(credit={}, expected={}, by_tier={by_tier}, trust='{}', as_of={})",
             found.credit,
             found.expected,
-            found.trust.word()
+            found.trust.word(),
+            found.as_of
         ))
     }
 
@@ -92,6 +98,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>)
         state.set_item("doubtful", worker.doubtful)?;
         state.set_item("placed", worker.placed)?;
         state.set_item("parked", worker.parked)?;
+        state.set_item("observed", worker.observed)?;
         state.set_item("reannouncing", worker.reannouncing)?;
         state.set_item("suspended", worker.suspended)?;
         let counts = PyDict::new(py);

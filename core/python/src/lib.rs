@@ -10,7 +10,7 @@ mod buffer;
 mod payload;
 mod prompt;
 
-use kvsync_index::{Facts, Index, Prompt};
+use kvsync_index::{Answer, Facts, Index, Prompt};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,8 +30,10 @@ struct PrefixIndex {
 #[pymethods]
 impl PrefixIndex {
     #[new]
-    fn new() -> Self {
-        Self { index: Index::new() }
+    #[pyo3(signature = (max_blocks=None))]
+    fn new(max_blocks: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let max_blocks = positive("max_blocks", max_blocks)?;
+        Ok(Self { index: max_blocks.map_or_else(Index::new, Index::with_max_blocks) })
     }
 
     #[pyo3(signature = (worker, model, *, usable_blocks=None, attention_chunk_size=None, spec_decode=None,
@@ -72,7 +74,7 @@ impl PrefixIndex {
     fn apply(&self, py: Python<'_>, worker: &str, payload: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut work = Work::default();
         work.add(&self.index, worker, payload)?;
-        py.detach(|| work.apply());
+        py.detach(|| work.apply(&self.index));
         Ok(())
     }
 
@@ -80,7 +82,7 @@ impl PrefixIndex {
     fn apply_many(&self, py: Python<'_>, batches: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut work = Work::default();
         let taken = work.add_all(&self.index, batches);
-        py.detach(|| work.apply());
+        py.detach(|| work.apply(&self.index));
         taken
     }
 
@@ -90,6 +92,10 @@ impl PrefixIndex {
 
     fn new_epoch(&self, py: Python<'_>, worker: &str) {
         self.change(py, worker, kvsync_index::Worker::new_epoch);
+    }
+
+    fn relearn(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::relearn);
     }
 
     fn suspend(&self, py: Python<'_>, worker: &str) {
@@ -108,6 +114,45 @@ impl PrefixIndex {
         self.change(py, worker, kvsync_index::Worker::mark_hidden_keys);
     }
 
+    fn drops_last_block(&self, py: Python<'_>, worker: &str) {
+        self.change(py, worker, kvsync_index::Worker::drops_last_block);
+    }
+
+    #[pyo3(signature = (worker, tokens, model, cached, credit, as_of, until, *, adapter=None, cache_salt=None,
+                        block_keys=None))]
+    #[expect(clippy::too_many_arguments, reason = "the face is given")]
+    fn observe(
+        &self,
+        py: Python<'_>,
+        worker: &str,
+        tokens: &Bound<'_, PyAny>,
+        model: &str,
+        cached: &Bound<'_, PyAny>,
+        credit: &Bound<'_, PyAny>,
+        as_of: &Bound<'_, PyAny>,
+        until: f64,
+        adapter: Option<&str>,
+        cache_salt: Option<&str>,
+        block_keys: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<&'static str> {
+        let tokens = prompt::tokens(tokens)?;
+        let answer = Answer {
+            cached: figure("cached", cached)?,
+            credit: figure("credit", credit)?,
+            as_of: moment(as_of)?,
+            until: time("until", until)?,
+        };
+        let extra = prompt::extra_keys(block_keys, cache_salt)?;
+        let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
+        Ok(py.detach(|| self.index.observe(worker, &prompt, &answer)).word())
+    }
+
+    fn expire(&self, py: Python<'_>, now: f64) -> PyResult<()> {
+        let now = time("now", now)?;
+        py.detach(|| self.index.expire(now));
+        Ok(())
+    }
+
     #[pyo3(name = "match", signature = (tokens, model, *, adapter=None, cache_salt=None, block_keys=None))]
     fn lookup<'py>(
         &self,
@@ -120,7 +165,7 @@ impl PrefixIndex {
     ) -> PyResult<Bound<'py, PyDict>> {
         let tokens = prompt::tokens(tokens)?;
         let extra = prompt::extra_keys(block_keys, cache_salt)?;
-        let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra };
+        let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
         let found = if tokens.len().saturating_mul(self.index.workers_of(model).len()) < LONG_LOOKUP {
             self.index.lookup(&prompt)
         } else {
@@ -147,12 +192,8 @@ impl PrefixIndex {
 }
 
 impl PrefixIndex {
-    fn change(&self, py: Python<'_>, worker: &str, change: impl FnOnce(&mut kvsync_index::Worker) + Send) {
-        py.detach(|| {
-            if let Some(worker) = self.index.worker(worker) {
-                worker.change(change);
-            }
-        });
+    fn change(&self, py: Python<'_>, worker: &str, change: impl Fn(&mut kvsync_index::Worker) + Send + Sync) {
+        py.detach(|| self.index.change_named(worker, change));
     }
 }
 
@@ -164,10 +205,30 @@ fn positive(name: &str, value: Option<Bound<'_, PyAny>>) -> PyResult<Option<u64>
     if value.lt(1)? {
         return Err(PyValueError::new_err(format!("{name} must be at least 1, not {value}")));
     }
+    saturated(&value).map(Some)
+}
+
+/// Tokens; more than 64 bits hold are more than any prompt has.
+fn figure(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if value.lt(0)? {
+        return Err(PyValueError::new_err(format!("{name} must be at least 0, not {value}")));
+    }
+    saturated(value)
+}
+
+/// A moment of an index. No number that does not come from one is a moment of this one.
+fn moment(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if value.lt(0)? { Ok(0) } else { saturated(value) }
+}
+
+fn time(name: &str, value: f64) -> PyResult<f64> {
+    if value.is_nan() { Err(PyValueError::new_err(format!("{name} must be a time, not NaN"))) } else { Ok(value) }
+}
+
+fn saturated(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     match value.extract::<u64>() {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Ok(Some(u64::MAX)),
-        Err(error) => Err(error),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Ok(u64::MAX),
+        extracted => extracted,
     }
 }
 

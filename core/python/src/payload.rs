@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, SkipReason, Stored, Tier};
 use kvsync_index::hits::Kind;
+use kvsync_index::wire::MAX_GROUPS;
 use kvsync_index::{Index, Registered};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
@@ -46,9 +47,9 @@ impl Work {
     }
 
     /// Apply all that was taken, each worker locked for one batch at a time.
-    pub(crate) fn apply(&mut self) {
+    pub(crate) fn apply(&mut self, index: &Index) {
         for (worker, payload) in &mut self.items {
-            worker.change(|worker| match payload {
+            index.change(worker, |worker| match payload {
                 Payload::Held(bytes) => worker.apply_payload(bytes),
                 Payload::Copied(bytes) => worker.apply_payload(bytes),
                 Payload::Decoded { rank, events } => worker.apply(*rank, events.drain(..)),
@@ -123,7 +124,7 @@ fn stored(event: &Bound<'_, PyAny>) -> PyResult<Stored<'static>> {
     }
     let lora_name: Option<String> = field(event, "lora_name")?;
     let medium: Option<String> = field(event, "medium")?;
-    let group: Option<i64> = field(event, "group_idx")?;
+    let group = group(event)?;
     let kind: Option<String> = field(event, "kv_cache_spec_kind")?;
     Ok(Stored {
         run: Run {
@@ -148,7 +149,15 @@ fn removed(event: &Bound<'_, PyAny>) -> PyResult<Removed<'static>> {
         return Err(PyValueError::new_err("remaining_copy_counts must have one item per hash"));
     }
     let medium: Option<String> = field(event, "medium")?;
-    Ok(Removed { hashes, tier: Tier::of_medium(medium.as_deref()), group: field(event, "group_idx")?, remaining })
+    Ok(Removed { hashes, tier: Tier::of_medium(medium.as_deref()), group: group(event)?, remaining })
+}
+
+fn group(event: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    let group: Option<i64> = field(event, "group_idx")?;
+    if group.is_some_and(|group| !(0..MAX_GROUPS).contains(&group)) {
+        return Err(PyValueError::new_err(format!("group_idx must be from 0 to {}", MAX_GROUPS - 1)));
+    }
+    Ok(group)
 }
 
 fn hashes(event: &Bound<'_, PyAny>) -> PyResult<Vec<EngineHash<'static>>> {

@@ -50,7 +50,7 @@ def test_a_match_is_a_value(index: Any) -> None:
     index.apply("w", batch(stored([1], range(4))))
     match = index.match(range(5), MODEL)["w"]
     assert (match.credit, match.expected, match.by_tier, match.trust) == (4, 0, {"gpu": 4}, "exact")
-    assert repr(match) == repr(Match(4, 0, {"gpu": 4}, "exact"))
+    assert repr(match) == repr(Match(4, 0, {"gpu": 4}, "exact", match.as_of))
     assert match == Match(4, 0, {"gpu": 4})
     assert Match(4, 0, {"gpu": 4}) == match
     assert match == index.match(range(5), MODEL)["w"]
@@ -95,6 +95,8 @@ def store_event(**fields: Any) -> BlockStoredEvent:
         (store_event(extra_keys=((), ())), ValueError),
         (store_event(extra_keys=(("text",),)), TypeError),
         (store_event(group_idx=2**63), OverflowError),
+        (store_event(group_idx=256), ValueError),
+        (BlockRemovedEvent((1,), group_idx=-1), ValueError),
         (store_event(medium=5), TypeError),
         (BlockRemovedEvent((1,), remaining_copy_counts=(1, 2)), ValueError),
         (BlockRemovedEvent((1,), remaining_copy_counts=(-1,)), OverflowError),

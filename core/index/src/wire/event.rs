@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::MAX_GROUPS;
 use super::reader::{Any, Head, Malformed, Raw, Reader};
 use crate::event::{Adapter, EngineHash, Event, ExtraKey, Removed, Run, SkipReason, Stored, Tier};
 use crate::hits::Kind;
@@ -21,10 +22,6 @@ const WINDOW: usize = 10;
 const SESSION: usize = 11;
 const REMAINING: usize = 12;
 const FIELDS: usize = 13;
-
-/// KV-cache groups of one engine. Models have a handful, and never more than layers; a removal that names none of them
-/// is for all.
-const MAX_GROUPS: i64 = 256;
 
 const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];

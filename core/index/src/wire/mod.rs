@@ -23,13 +23,21 @@ pub const MAX_PAYLOAD: usize = 16 << 20;
 /// Of a batch; one with more is refused.
 pub const MAX_EVENTS: u32 = 1 << 18;
 
+/// Hashes of a batch; one with more is refused, because lookups wait while a batch is applied. A step of an engine stores
+/// and evicts a few thousand blocks at most.
+pub const MAX_HASHES: usize = 1 << 17;
+
+/// KV-cache groups of one engine. Models have a handful, and never more than layers; a removal that names none of them
+/// is for all.
+pub const MAX_GROUPS: i64 = 256;
+
 /// The deepest nesting that is read; the real dialects have six levels.
 pub const MAX_DEPTH: u32 = 512;
 
 /// Why a payload is no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchError {
-    /// More than [`MAX_PAYLOAD`] bytes or [`MAX_EVENTS`] events.
+    /// More than [`MAX_PAYLOAD`] bytes, [`MAX_EVENTS`] events or [`MAX_HASHES`] hashes.
     TooLarge,
     /// Empty, cut short, malformed, nested too deeply, or followed by something else.
     NotMsgpack,
@@ -42,7 +50,7 @@ pub enum BatchError {
 }
 
 /// A batch whose structure is sound; iterate to decode its events.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Batch<'a> {
     /// The engine's clock when it published the batch, in seconds.
     pub ts: f64,
@@ -77,7 +85,23 @@ impl<'a> Batch<'a> {
             Some(raw) => raw.reader().optional_int().ok_or(BatchError::WrongType)?,
             None => None,
         };
-        Ok(Self { ts, rank, left, events })
+        let batch = Self { ts, rank, left, events };
+        if payload.len() > MAX_HASHES && batch.has_too_many_hashes() {
+            return Err(BatchError::TooLarge);
+        }
+        Ok(batch)
+    }
+
+    /// Counts them, which a payload of fewer bytes can do without.
+    fn has_too_many_hashes(&self) -> bool {
+        let mut left = MAX_HASHES;
+        self.clone().any(|event| match left.checked_sub(event.hashes().len()) {
+            Some(fewer) => {
+                left = fewer;
+                false
+            }
+            None => true,
+        })
     }
 }
 

@@ -4,10 +4,11 @@
 //! worker's stream does not tell at present, or a request with a salt or an image went to a worker whose dialect hides
 //! those. Otherwise it is `partial` after a loss, else `exact`.
 
-use super::{Group, Worker};
+use super::{Group, Mark, Worker};
 use crate::event::Tier;
 use crate::hits::{Kind, Question, Rule, hit_blocks};
 use crate::key::KeyChain;
+use crate::removals::AsOf;
 use crate::store::Place;
 
 /// How far a match can be trusted.
@@ -44,6 +45,19 @@ pub struct Match {
     pub by_tier: [u64; 3],
     /// How far to trust it.
     pub trust: Trust,
+    /// Where the worker's removals stood; [`Answer::as_of`](super::Answer) wants it back.
+    pub as_of: u64,
+}
+
+/// What counts as held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Evidence {
+    /// What the events tell, without doubtful copies.
+    Events,
+    /// And what answers showed.
+    All,
+    /// And all that is doubtful.
+    Likely,
 }
 
 impl Worker {
@@ -85,8 +99,8 @@ impl Worker {
         sizes(Some(Kind::Full)).or_else(|| sizes(None)).unwrap_or(0)
     }
 
-    pub(super) fn trust(&self, rules: Option<&Vec<Rule>>) -> Trust {
-        if self.suspended || rules.is_none() || (self.hides_keys && self.hidden_request) {
+    pub(super) fn trust(&self, rules: Option<&[Rule]>) -> Trust {
+        if self.suspended || rules.is_none() || (self.hides_keys && self.marks.hidden_keys != Mark::Absent) {
             Trust::None
         } else if self.lost {
             Trust::Partial
@@ -95,46 +109,79 @@ impl Worker {
         }
     }
 
+    /// Does a hit of n blocks say that each of the first n is held, and a shorter one that the next is not?
+    pub(super) fn is_plain(&self, rules: &[Rule]) -> bool {
+        self.facts.hit_alignment.is_none() && rules.iter().all(|rule| rule.kind == Kind::Full)
+    }
+
+    pub(super) fn question(&self, tokens: usize) -> Question {
+        Question {
+            tokens: tokens as u64,
+            block_size: self.block_size().into(),
+            chunk: self.facts.attention_chunk_size.unwrap_or(1),
+            eagle: self.facts.eagle,
+        }
+    }
+
     /// What the worker can do for a prompt of `tokens` tokens; `chain` gives its keys at this worker's block size.
     pub fn lookup(&self, chain: Option<&mut KeyChain<'_>>, tokens: usize) -> Match {
         let rules = self.rules();
-        let trust = self.trust(rules.as_ref());
-        let mut found = Match { credit: 0, expected: 0, by_tier: [0; 3], trust };
+        let trust = self.trust(rules.as_deref());
+        let mut as_of = AsOf { position: self.removals.position(), leaned: false };
+        let mut found = Match { credit: 0, expected: 0, by_tier: [0; 3], trust, as_of: as_of.pack() };
         let (Some(chain), Some(rules)) = (chain, rules) else {
             return found;
         };
         if rules.is_empty() {
             return found;
         }
+        let mut hit = |evidence| self.hit(&rules, chain, tokens, evidence);
         if trust != Trust::None {
-            found.by_tier = self.hit(&rules, chain, tokens, false);
+            found.by_tier = hit(Evidence::Events);
+            let told: u64 = found.by_tier.iter().sum();
+            if !self.runs.is_empty() {
+                found.by_tier = hit(Evidence::All);
+            }
             found.credit = found.by_tier.iter().sum();
+            as_of.leaned = found.credit > told;
+            found.as_of = as_of.pack();
         }
-        if trust == Trust::None || self.store.totals().doubtful > 0 {
-            let likely: u64 = self.hit(&rules, chain, tokens, true).iter().sum();
+        if trust == Trust::None || self.store.doubtful() > 0 || !self.runs.is_empty() {
+            let likely: u64 = hit(Evidence::Likely).iter().sum();
             found.expected = likely.saturating_sub(found.credit);
         }
         found
     }
 
+    /// A match found these blocks: they go later than others when there is too little room.
+    pub(crate) fn note_read(&self, found: &Match, chain: &mut KeyChain<'_>) {
+        let blocks = (found.credit + found.expected) / u64::from(self.block_size());
+        let mut walk = self.store.walk();
+        for block in 0..blocks as usize {
+            walk.note_read(chain.key(block));
+        }
+    }
+
     /// Tokens of the hit, per tier.
-    fn hit(&self, rules: &[Rule], chain: &mut KeyChain<'_>, tokens: usize, even_doubtful: bool) -> [u64; 3] {
+    pub(super) fn hit(&self, rules: &[Rule], chain: &mut KeyChain<'_>, tokens: usize, evidence: Evidence) -> [u64; 3] {
         let places = Tier::ALL.map(|tier| {
             let of_rule = |rule: &Rule| self.store.place(tier, rule.group);
             rules.iter().map(of_rule).collect::<Vec<Option<Place>>>()
         });
+        let even_doubtful = evidence == Evidence::Likely;
+        let observed = evidence != Evidence::Events && !self.runs.is_empty() && self.is_plain(rules);
+        let mut muddle = Muddle { worker: self, asked: 0, at: None };
         let mut walk = self.store.walk();
         let mut held = |tier: usize, rule: usize, block: u64| {
             let key = chain.key(block as usize);
+            if observed && tier == 0 && self.runs.holds(key, even_doubtful) {
+                return true;
+            }
             places[tier][rule].is_some_and(|place| walk.held(place, key, even_doubtful))
+                && !muddle.is_before(block as usize, chain)
         };
-        let size = u64::from(self.block_size());
-        let question = Question {
-            tokens: tokens as u64,
-            block_size: size,
-            chunk: self.facts.attention_chunk_size.unwrap_or(1),
-            eagle: self.facts.eagle,
-        };
+        let question = self.question(tokens);
+        let size = question.block_size;
         let mut run = hit_blocks(rules, question, |rule, block| held(0, rule, block));
         if let Some(alignment) = self.facts.hit_alignment {
             run = run * size / alignment * alignment / size;
@@ -150,5 +197,31 @@ impl Worker {
             }
         }
         blocks.map(|blocks| blocks * size)
+    }
+}
+
+/// Where a prompt's first block is behind which events may have placed what belongs behind another one: several hashes
+/// claim its key, or a name for it is in dispute. Nothing counts there that events told.
+struct Muddle<'w> {
+    worker: &'w Worker,
+    /// Blocks that were looked at.
+    asked: usize,
+    at: Option<usize>,
+}
+
+impl Muddle<'_> {
+    fn is_before(&mut self, block: usize, chain: &mut KeyChain<'_>) -> bool {
+        let Worker { store, names, .. } = self.worker;
+        if !store.any_hidden() && !names.any_disputed() {
+            return false;
+        }
+        while self.at.is_none() && self.asked < block {
+            let key = chain.key(self.asked);
+            if store.is_hidden(key) || names.is_disputed(key) {
+                self.at = Some(self.asked);
+            }
+            self.asked += 1;
+        }
+        self.at.is_some_and(|at| at < block)
     }
 }

@@ -6,31 +6,39 @@
 //! * *Residence.* Engines store and remove one physical copy at a time, so copies are counted. `remaining` of a removal,
 //!   where sent, replaces the count.
 //! * *Re-announcing workers* announce hits as if they were stores, with no matching removals, so counts run too high.
-//!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks, until a clear or a
-//!   new epoch: the first removal of a block ends its credit; while copies remain it is doubtful, until stored again.
-//!   Doubtful blocks beyond the number of usable ones are dropped: no event ever takes them away.
-//! * *Marks* of requests end with a clear, but not with one in the first batch after the mark.
+//!   From [`Worker::mark_reannouncing`], or from the moment that GPU copies exceed the usable blocks (until a clear), the
+//!   first removal of a block ends its credit; while copies remain it is doubtful, until stored again or seen in an
+//!   answer. Doubtful blocks beyond the number of usable ones are dropped: no event ever takes them away.
+//! * *Marks* of requests end with a new epoch, but not with one before which no batch came after the mark: the request
+//!   may have gone to the new process. A clear may be older than the request, so it ends none.
 //! * *Placement.* A hash gets a key when its tokens and its parent's key are known; a known hash keeps its key. A store
 //!   whose parent has none waits (see [`parked`](crate::parked)). Sparse stores count as resident and are placed by
 //!   another group's event of the same hash. An offload store of an unknown hash that does not show its extra keys is
 //!   not placed: it might be salted.
-//! * *Forgetting.* What can't be read may have been a removal: it forgets the worker, which stays `partial` until a clear
-//!   or a new epoch.
+//! * *Answers* tell what the engine had (see [`Answer`]). Removals end that; those that may have named any block, all.
+//! * *Forgetting.* What can't be read may have been a removal: it forgets the worker, which stays `partial` until a clear,
+//!   a new epoch, or until all comes again.
 //! * *Trust* says how far all that can be relied on: see [`Trust`].
 
 mod lookup;
+mod observe;
+mod placement;
 
 use std::collections::BTreeMap;
 
+use crate::adoption::Names;
 use crate::counts::{Counted, Counts};
-use crate::event::{EngineHash, Event, Removed, Run, Stored, Tier};
+use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored, Tier};
 use crate::hits::Kind;
-use crate::key::BlockKey;
+use crate::observed::Runs;
 use crate::parked::Parked;
-use crate::store::Store;
+use crate::removals::Removals;
+use crate::store::{Census, Cut, Slot, Store};
 use crate::wire::Batch;
 
 pub use lookup::{Match, Trust};
+pub(crate) use observe::Asked;
+pub use observe::{Answer, Observation};
 
 /// Doubtful blocks of a worker whose usable blocks are unknown.
 const MOST_DOUBTFUL: u64 = 65_536;
@@ -69,6 +77,8 @@ pub struct Description {
     pub placed: u64,
     /// Stores that wait for their parent.
     pub parked: u64,
+    /// Blocks that are held by what answers showed.
+    pub observed: u64,
     /// It announces hits as stores.
     pub reannouncing: bool,
     /// Its stream does not tell at present.
@@ -97,7 +107,43 @@ impl Group {
 
 /// What a worker held before it was emptied. Freeing it takes a while.
 #[derive(Debug, Default)]
-pub struct Emptied(Vec<(Store, Parked)>);
+pub struct Emptied(Vec<(Store, Parked, Runs)>);
+
+/// Has a request gone to the worker that makes its events say less? In ascending order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Mark {
+    #[default]
+    Absent,
+    /// And a batch came since.
+    Settled,
+    /// And no batch came since.
+    Fresh,
+}
+
+impl Mark {
+    fn after_batch(self) -> Self {
+        self.min(Self::Settled)
+    }
+
+    /// A request that no batch followed yet may have gone to the new process.
+    fn after_epoch(self) -> Self {
+        if self == Self::Fresh { Self::Settled } else { Self::Absent }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Marks {
+    /// A request that makes the engine announce its hits.
+    reannouncing: Mark,
+    /// A request with a salt or an image.
+    hidden_keys: Mark,
+}
+
+impl Marks {
+    fn map(self, change: impl Fn(Mark) -> Mark) -> Self {
+        Self { reannouncing: change(self.reannouncing), hidden_keys: change(self.hidden_keys) }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -108,26 +154,27 @@ pub struct Worker {
     groups: BTreeMap<i64, Group>,
     store: Store,
     parked: Parked,
+    names: Names,
+    runs: Runs,
+    removals: Removals,
     emptied: Emptied,
+    marks: Marks,
     lost: bool,
     /// What is known may be out of date.
     suspended: bool,
     /// More copies were announced than there are blocks.
     overfull: bool,
-    /// A request that makes the engine announce its hits went to this worker.
-    marked_reannouncing: bool,
-    /// A request with a salt or an image went to this worker.
-    hidden_request: bool,
-    /// No batch was applied since a request was marked.
-    fresh_mark: bool,
     /// Its dialect does not show salts and images.
     hides_keys: bool,
+    /// A store had extra keys that this version can't tell the kind of.
+    shows_unknown_keys: bool,
 }
 
 impl Worker {
-    /// A worker without blocks, trusted: its events are expected from its epoch's first one on.
+    /// A worker without blocks, trusted: its events are expected from its epoch's first one on. `registration` tells it
+    /// from every other one of its name; the first is 1.
     #[must_use]
-    pub fn new(model: &str, facts: Facts) -> Self {
+    pub fn new(model: &str, facts: Facts, registration: u64) -> Self {
         Self {
             model: model.to_owned(),
             facts,
@@ -135,14 +182,16 @@ impl Worker {
             groups: BTreeMap::new(),
             store: Store::default(),
             parked: Parked::default(),
+            names: Names::default(),
+            runs: Runs::default(),
+            removals: Removals::new(registration),
             emptied: Emptied::default(),
+            marks: Marks::default(),
             lost: false,
             suspended: false,
             overfull: false,
-            marked_reannouncing: false,
-            hidden_request: false,
-            fresh_mark: false,
             hides_keys: false,
+            shows_unknown_keys: false,
         }
     }
 
@@ -150,19 +199,23 @@ impl Worker {
 
     /// A loss beyond repair: drop all that is known and go on as `partial`.
     pub fn forget(&mut self) {
-        self.empty();
+        self.lose();
         self.lost = true;
         self.counts.add(Counted::Forgotten);
     }
 
     /// Another process answers for this worker: drop all that is known, begin again as `exact`.
     pub fn new_epoch(&mut self) {
-        self.groups.clear();
-        self.hides_keys = false;
-        self.unmark();
-        self.empty();
-        self.settle();
+        self.begin();
+        self.marks = self.marks.map(Mark::after_epoch);
         self.counts.add(Counted::Epochs);
+    }
+
+    /// Its batches come again from this epoch's first one on: drop what is known, begin again as `exact`. It is the same
+    /// process, so that marks stay.
+    pub fn relearn(&mut self) {
+        self.begin();
+        self.counts.add(Counted::Relearned);
     }
 
     /// Its stream does not tell at present: until `resume` its trust is `none`.
@@ -177,29 +230,56 @@ impl Worker {
 
     /// A request that makes the engine announce its hits goes to this worker.
     pub fn mark_reannouncing(&mut self) {
-        self.marked_reannouncing = true;
-        self.fresh_mark = true;
+        self.marks.reannouncing = Mark::Fresh;
     }
 
     /// A request with a salt or an image goes to this worker: if its dialect hides those, trust is `none`.
     pub fn mark_hidden_keys(&mut self) {
-        self.hidden_request = true;
-        self.fresh_mark = true;
+        self.marks.hidden_keys = Mark::Fresh;
+    }
+
+    /// Does it hold anything by what answers showed?
+    pub(crate) fn has_runs(&self) -> bool {
+        !self.runs.is_empty()
+    }
+
+    /// End what answers taught for no longer than this.
+    pub(crate) fn expire(&mut self, now: f64) {
+        self.runs.expire(now);
+    }
+
+    /// Its answers show EAGLE or MTP speculative decoding.
+    pub fn drops_last_block(&mut self) {
+        self.facts.eagle = true;
+    }
+
+    /// The marks of another registration of the same worker are its own, too.
+    pub(crate) fn take_marks(&mut self, other: &Self) {
+        self.marks.reannouncing = self.marks.reannouncing.max(other.marks.reannouncing);
+        self.marks.hidden_keys = self.marks.hidden_keys.max(other.marks.hidden_keys);
     }
 
     fn clear(&mut self) {
-        self.empty();
+        self.lose();
         self.settle();
-        if !self.fresh_mark {
-            self.unmark();
-        }
         self.counts.add(Counted::Cleared);
     }
 
-    fn empty(&mut self) {
-        let (store, parked) = (std::mem::take(&mut self.store), std::mem::take(&mut self.parked));
-        if store.blocks() > 0 || !parked.is_empty() {
-            self.emptied.0.push((store, parked));
+    fn begin(&mut self) {
+        self.groups.clear();
+        self.hides_keys = false;
+        self.shows_unknown_keys = false;
+        self.lose();
+        self.settle();
+    }
+
+    /// All that is known of its blocks goes.
+    fn lose(&mut self) {
+        self.removals.lose();
+        self.names = Names::default();
+        let known = (std::mem::take(&mut self.store), std::mem::take(&mut self.parked), std::mem::take(&mut self.runs));
+        if known.0.blocks() > 0 || !known.1.is_empty() || !known.2.is_empty() {
+            self.emptied.0.push(known);
         }
     }
 
@@ -208,20 +288,14 @@ impl Worker {
         std::mem::take(&mut self.emptied)
     }
 
-    /// What a clear and a new epoch make good.
+    /// What is right again once all is told from the beginning.
     fn settle(&mut self) {
         self.lost = false;
         self.overfull = false;
     }
 
-    fn unmark(&mut self) {
-        self.marked_reannouncing = false;
-        self.hidden_request = false;
-        self.fresh_mark = false;
-    }
-
     fn reannouncing(&self) -> bool {
-        self.overfull || self.marked_reannouncing
+        self.overfull || self.marks.reannouncing != Mark::Absent
     }
 
     // -- events
@@ -259,7 +333,7 @@ impl Worker {
                 }
             }
         }
-        self.fresh_mark = false;
+        self.marks = self.marks.map(Mark::after_batch);
     }
 
     fn stored(&mut self, event: Stored<'_>) {
@@ -271,9 +345,14 @@ impl Worker {
         if tier == Tier::Gpu {
             self.learn(&event);
         }
+        let mut keys = event.run.extra_keys.iter().flatten().flatten();
+        if !self.shows_unknown_keys && keys.any(|key| matches!(key, ExtraKey::Opaque(_))) {
+            self.shows_unknown_keys = true;
+            self.runs = Runs::default();
+        }
         let place = self.store.place_or_new(tier, event.group);
         for hash in &event.run.hashes {
-            self.store.add(place, tier, hash);
+            self.store.add(place, hash);
         }
         if tier == Tier::Gpu && self.facts.usable_blocks.is_some_and(|usable| self.store.totals().gpu_copies > usable) {
             self.overfull = true;
@@ -286,7 +365,8 @@ impl Worker {
         if !run.is_dense() || run.block_size != group_block_size {
             self.counts.add(Counted::Unplaced);
         } else if tier != Tier::Gpu && run.extra_keys.is_none() {
-            if run.hashes.iter().any(|hash| self.key_of(hash).is_none()) {
+            let placed = |hash| self.store.find(hash).is_some_and(|slot| self.store.key(slot).is_some());
+            if !run.hashes.iter().all(placed) {
                 self.counts.add(Counted::WaitingOffload);
             }
         } else {
@@ -304,14 +384,18 @@ impl Worker {
         }
         if !run.is_dense() {
             group.sparse |= run.block_size > 0;
-        } else if !run.hashes.is_empty() && run.extra_keys.is_none() {
+        } else if !run.hashes.is_empty() && run.extra_keys.is_none() && !self.hides_keys {
             self.hides_keys = true;
+            self.runs = Runs::default();
         }
     }
 
     fn removed(&mut self, event: &Removed<'_>) {
         let Some(tier) = event.tier else {
             self.counts.add(Counted::UnknownMedium);
+            for hash in &event.hashes {
+                self.note_removal(hash);
+            }
             return;
         };
         self.counts.add(Counted::Removed);
@@ -323,74 +407,55 @@ impl Worker {
         for (at, hash) in event.hashes.iter().enumerate() {
             let left = event.remaining.as_ref().map(|counts| counts[at]);
             let mut known = false;
-            for place in &places {
-                known |= self.store.remove(*place, tier, hash, left, reannouncing);
+            if let Some(slot) = self.note_removal(hash) {
+                for place in &places {
+                    known |= self.store.remove(*place, slot, left, reannouncing);
+                }
             }
             if !known {
                 self.counts.add(Counted::RemovedUnknown);
             }
         }
-        if self.store.totals().doubtful > self.facts.usable_blocks.unwrap_or(MOST_DOUBTFUL) {
+        if self.store.doubtful() > self.facts.usable_blocks.unwrap_or(MOST_DOUBTFUL) {
             let dropped = self.store.drop_doubtful();
             self.counts.add_many(Counted::DoubtfulDropped, dropped);
         }
     }
 
-    // -- placement
-
-    fn key_of(&self, hash: &EngineHash<'_>) -> Option<BlockKey> {
-        self.store.find(hash).and_then(|slot| self.store.key(slot))
+    /// A copy of this block leaves some cache, even one that is unknown here. Returns its slot.
+    fn note_removal(&mut self, hash: &EngineHash<'_>) -> Option<Slot> {
+        let slot = self.store.find(hash);
+        let placed = slot.and_then(|slot| self.store.key(slot)).map(|(key, _)| key);
+        let key = placed.or_else(|| self.names.get(hash).map(|named| named.key));
+        let position = self.removals.named(key);
+        match key {
+            Some(key) => self.runs.end_with(key, position),
+            None => self.runs.doubt(position),
+        }
+        slot
     }
 
-    /// Give the run's hashes their keys, and then those whose parked stores waited for them.
-    fn place(&mut self, run: Run<'_>) {
-        let mut waiting = vec![run];
-        while let Some(run) = waiting.pop() {
-            if !self.place_one(&run) {
-                self.counts.add(Counted::Parked);
-                for _ in 0..self.parked.park(run.to_owned_run()) {
-                    self.counts.add(Counted::ParkedDropped);
-                }
-            }
-            if self.parked.is_empty() {
-                continue;
-            }
-            for hash in &run.hashes {
-                if self.parked.waits_for(hash) && self.key_of(hash).is_some() {
-                    waiting.extend(self.parked.take_under(hash));
-                }
-            }
-        }
+    // -- the bound on all workers together
+
+    /// Distinct blocks.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.store.blocks() as u64
     }
 
-    /// False when a hash could not be placed, for want of its parent's key.
-    fn place_one(&mut self, run: &Run<'_>) -> bool {
-        let mut parent = match &run.parent {
-            None => Some(BlockKey::root(&self.model, &run.adapter, run.block_size)),
-            Some(hash) => self.key_of(hash),
-        };
-        let mut complete = true;
-        for (at, (hash, tokens)) in run.hashes.iter().zip(run.tokens.chunks_exact(run.block_size as usize)).enumerate()
-        {
-            let slot = self.store.find(hash);
-            let known = slot.and_then(|slot| self.store.key(slot));
-            parent = match (known, parent) {
-                (Some(key), _) => Some(key),
-                (None, None) => {
-                    complete = false;
-                    None
-                }
-                (None, Some(parent)) => {
-                    let extra = run.extra_keys.as_ref().map_or(&[][..], |blocks| &blocks[at]);
-                    let key = parent.child(tokens, extra);
-                    if let Some(slot) = slot {
-                        self.store.set_key(slot, key);
-                    }
-                    Some(key)
-                }
-            };
+    pub(crate) fn census(&self, census: &mut Census) {
+        self.store.census(census);
+    }
+
+    /// Drop the blocks of these classes. The engine still has them: what is left is `partial`.
+    /// Returns how many went.
+    pub(crate) fn cut(&mut self, cut: &Cut) -> u64 {
+        let dropped = self.store.cut(cut);
+        if dropped > 0 {
+            self.lost = true;
+            self.removals.lose();
+            self.counts.add_many(Counted::Capped, dropped);
         }
-        complete
+        dropped
     }
 
     /// The worker's state.
@@ -399,13 +464,14 @@ impl Worker {
         let totals = self.store.totals();
         Description {
             model: self.model.clone(),
-            trust: self.trust(self.rules().as_ref()),
+            trust: self.trust(self.rules().as_deref()),
             block_size: self.block_size(),
             blocks: self.store.blocks() as u64,
             copies: totals.copies,
-            doubtful: totals.doubtful,
+            doubtful: self.store.doubtful(),
             placed: totals.placed,
             parked: self.parked.len() as u64,
+            observed: self.runs.held() as u64,
             reannouncing: self.reannouncing(),
             suspended: self.suspended,
             counts: self.counts.clone(),

@@ -1,0 +1,157 @@
+//! Which key each hash has: from its tokens and its parent's key, in whatever order the events come.
+
+use super::Worker;
+use crate::adoption::Named;
+use crate::counts::Counted;
+use crate::event::{EngineHash, Run};
+use crate::key::BlockKey;
+use crate::parked::Waiting;
+
+impl Worker {
+    /// The key of a hash, as a block or as the name of a parent, and how many blocks stand before it.
+    pub(super) fn key_of(&self, hash: &EngineHash<'_>) -> Option<(BlockKey, u32)> {
+        let placed = self.store.find(hash).and_then(|slot| self.store.key(slot));
+        placed.or_else(|| self.names.get(hash).map(|named| (named.key, named.depth)))
+    }
+
+    /// Give the run's hashes their keys, and then those whose parked stores waited for them.
+    pub(super) fn place(&mut self, run: Run<'_>) {
+        let mut waiting = vec![run];
+        while let Some(run) = waiting.pop() {
+            let before = match &run.parent {
+                None => Some((self.root_of(&run), 0)),
+                Some(parent) => self.key_of(parent).or_else(|| self.adopt(&run)).map(next),
+            };
+            if !self.place_behind(before, &run) {
+                self.park(&run);
+            }
+            if self.parked.is_empty() {
+                continue;
+            }
+            for hash in run.parent.iter().chain(&run.hashes) {
+                if self.parked.waits_for(hash) && self.key_of(hash).is_some() {
+                    waiting.extend(self.parked.take_under(hash));
+                }
+            }
+        }
+    }
+
+    /// `before`: the parent's key, and the depth of the run's first block. False when a hash could not be placed for want
+    /// of that.
+    fn place_behind(&mut self, mut before: Option<(BlockKey, u32)>, run: &Run<'_>) -> bool {
+        let mut complete = true;
+        for (hash, (tokens, extra)) in run.hashes.iter().zip(run.blocks()) {
+            let slot = self.store.find(hash);
+            let known = slot.and_then(|slot| self.store.key(slot));
+            before = match (known, before) {
+                (Some(known), _) => Some(next(known)),
+                (None, None) => {
+                    complete = false;
+                    None
+                }
+                (None, Some((parent, depth))) => {
+                    let key = parent.child(tokens, extra);
+                    if let Some(slot) = slot {
+                        self.store.set_key(slot, key, depth);
+                        self.refute_names(hash, key);
+                    }
+                    Some(next((key, depth)))
+                }
+            };
+        }
+        complete
+    }
+
+    fn root_of(&self, run: &Run<'_>) -> BlockKey {
+        BlockKey::root(&self.model, &run.adapter, run.block_size)
+    }
+
+    fn park(&mut self, run: &Run<'_>) {
+        self.counts.add(Counted::Parked);
+        let store = Waiting { run: run.to_owned_run(), content: self.content_of(run) };
+        let dropped = self.parked.park(self.removals.step(), store);
+        self.counts.add_many(Counted::ParkedDropped, dropped);
+    }
+
+    // -- adoption
+
+    /// What the first block holds, if it has no extra keys.
+    fn content_of(&self, run: &Run<'_>) -> Option<BlockKey> {
+        let (tokens, extra) = run.blocks().next()?;
+        extra.is_empty().then(|| self.root_of(run).content(tokens))
+    }
+
+    /// Take the unknown parent of this store for the last block of an observed run, if nothing refutes that; returns its
+    /// key, and how many blocks stand before it.
+    fn adopt(&mut self, run: &Run<'_>) -> Option<(BlockKey, u32)> {
+        if self.names.is_empty() && self.runs.is_empty() {
+            return None;
+        }
+        let content = self.content_of(run)?;
+        let (parent, first) = (run.parent.as_ref()?, run.hashes.first()?);
+        self.adopt_by(parent, first, content)
+    }
+
+    /// Stores that wait may go on with a run that was observed just now, whose next block holds this.
+    pub(super) fn adopt_parked(&mut self, content: BlockKey) {
+        for number in self.parked.with_content(content) {
+            let Some(Waiting { run, .. }) = self.parked.get(number) else {
+                continue; // an earlier one has placed it
+            };
+            if let (Some(parent), Some(first)) = (run.parent.clone(), run.hashes.first().cloned())
+                && self.adopt_by(&parent, &first, content).is_some()
+                && let Some(run) = self.parked.take(number)
+            {
+                self.place(run);
+            }
+        }
+    }
+
+    fn adopt_by(
+        &mut self,
+        parent: &EngineHash<'_>,
+        first: &EngineHash<'_>,
+        content: BlockKey,
+    ) -> Option<(BlockKey, u32)> {
+        if self.store.find(first).is_some_and(|slot| self.store.key(slot).is_some()) {
+            return None;
+        }
+        if let Some(key) = self.names.with_content(content) {
+            self.dispute(key);
+            return None;
+        }
+        let (key, blocks) = self.runs.before(content)?;
+        if self.store.knows(key) || self.names.is_disputed(key) || !self.names.may_give() {
+            return None;
+        }
+        if self.names.of_key(key).is_some() {
+            self.dispute(key);
+            return None;
+        }
+        let named = Named { key, depth: blocks - 1, content };
+        self.names.give(parent, named);
+        self.counts.add(Counted::Adopted);
+        Some((key, named.depth))
+    }
+
+    /// A block got this key: another hash is not its name, and it is no name of another key.
+    fn refute_names(&mut self, hash: &EngineHash<'_>, key: BlockKey) {
+        if self.names.of_key(key).is_some_and(|name| name != hash) {
+            self.dispute(key);
+        }
+        if let Some(named) = self.names.get(hash).filter(|named| named.key != key) {
+            self.dispute(named.key);
+        }
+    }
+
+    fn dispute(&mut self, key: BlockKey) {
+        if self.names.dispute(key) {
+            self.counts.add(Counted::AdoptionDisputed);
+        }
+    }
+}
+
+/// The key of a block's parent, and the block's depth, from those of the parent.
+fn next((key, depth): (BlockKey, u32)) -> (BlockKey, u32) {
+    (key, depth.saturating_add(1))
+}
