@@ -135,7 +135,7 @@ def test_a_choice_costs_what_its_workers_and_grid_points_cost_and_no_more(monkey
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         decision, ticket = world.ask(asked, request_id="r")
-        kept, peak = (figure - before for figure in tracemalloc.get_traced_memory())
+        peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
     assert decision.chosen.worker == "e95"
