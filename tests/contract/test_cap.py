@@ -1,0 +1,224 @@
+"""``max_blocks``: what goes when all workers together hold more blocks than they may, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvsync.index.match import Index, Match
+from tests.contract.face import M, W, counts, credit, look, states, tell
+from tests.wire import batch, cleared, removed, stored
+
+Make = Callable[..., Index]
+
+
+def capped(make_index: Make, most: int, *workers: str, **facts: Any) -> Index:
+    index = make_index(max_blocks=most)
+    for worker in workers or (W,):
+        index.add_worker(worker, M, **facts)
+    return index
+
+
+def chain(start: int, blocks: int) -> Any:
+    """A chain of blocks of its own; its tokens are ``prompt``'s."""
+    return stored([start * 1000 + i for i in range(blocks)], prompt(start, blocks)[:-1])
+
+
+def prompt(start: int, blocks: int) -> list[int]:
+    return [*range(start * 100_000, start * 100_000 + 4 * blocks), 7]
+
+
+def blocks(index: Index) -> int:
+    return sum(worker["blocks"] for worker in index.stats()["workers"].values())  # type: ignore[attr-defined]
+
+
+def trusts(index: Index) -> dict[str, str]:
+    return {name: worker["trust"] for name, worker in index.stats()["workers"].items()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("most", [0, -1, -(2**70)])
+def test_a_cap_below_one(make_index: Make, most: int) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        make_index(max_blocks=most)
+
+
+def test_up_to_the_cap_nothing_goes(make_index: Make) -> None:
+    index = capped(make_index, 16)
+    index.apply(W, batch(chain(1, 10), chain(2, 6), chain(2, 6)))
+    assert (blocks(index), trusts(index)) == (16, {W: "exact"})
+    assert make_index().stats()["workers"] == {}
+
+
+def test_tails_go_first_until_an_eighth_is_free(make_index: Make) -> None:
+    index = capped(make_index, 16)
+    index.apply(W, batch(chain(1, 10), chain(2, 6)))
+    index.apply(W, batch(chain(3, 1)))
+    assert look(index, prompt(1, 10)) == Match(28, 0, {"gpu": 28}, "partial")
+    assert credit(index, prompt(2, 6)) == 24
+    assert credit(index, prompt(3, 1)) == 4
+    assert (blocks(index), counts(index)["capped"]) == (14, 3)
+
+
+def test_a_class_goes_whole_over_all_workers(make_index: Make) -> None:
+    index = capped(make_index, 16, "a", "b", "c")
+    index.apply("a", batch(chain(1, 6)))
+    index.apply("b", batch(chain(2, 6)))
+    index.apply("c", batch(chain(3, 5)))
+    found = index.match(prompt(1, 6), M)["a"], index.match(prompt(2, 6), M)["b"], index.match(prompt(3, 5), M)["c"]
+    assert [match.credit for match in found] == [16, 16, 16], "the sixth blocks, and as that is too few, the fifth"
+    assert trusts(index) == {"a": "partial", "b": "partial", "c": "partial"}
+    assert blocks(index) == 12
+
+
+def test_workers_that_lost_nothing_stay_exact(make_index: Make) -> None:
+    index = capped(make_index, 8, "a", "b")
+    index.apply("a", batch(chain(1, 2)))
+    index.apply("b", batch(chain(2, 7)))
+    assert trusts(index) == {"a": "exact", "b": "partial"}
+    assert index.match(prompt(1, 2), M)["a"] == Match(8, 0, {"gpu": 8}, "exact")
+
+
+def test_what_has_no_key_goes_before_any_tail(make_index: Make) -> None:
+    index = capped(make_index, 8)
+    orphans = stored(["o1", "o2"], range(8), "nobody"), stored(["o3"], [], medium="CPU", block_size=0, extra_keys=...)
+    index.apply(W, batch(*orphans, chain(1, 5)))
+    index.apply(W, batch(chain(2, 1)))
+    assert (credit(index, prompt(1, 5)), credit(index, prompt(2, 1))) == (20, 4)
+    assert (blocks(index), counts(index)["capped"]) == (6, 3)
+    index.apply(W, batch(stored(["nobody"], [1, 1, 1, 1])))
+    assert credit(index, [1, 1, 1, 1, *range(8), 7]) == 4, "what was parked is not there any more"
+
+
+def test_a_chain_that_is_read_outlives_all_that_are_not(make_index: Make) -> None:
+    """(I17) A long chain is only read while others come and go: tails go first, and the hot head stays."""
+    index = capped(make_index, 32)
+    index.apply(W, batch(chain(1, 20)))
+    for number in range(2, 40):
+        assert credit(index, prompt(1, 10)) == 40, number
+        index.apply(W, batch(chain(number, 8)))
+    assert blocks(index) <= 32
+    assert credit(index, prompt(1, 20)) == 40, "its own tail, which nobody read, has gone"
+
+
+def test_what_was_read_counts_for_one_sweep(make_index: Make) -> None:
+    index = capped(make_index, 8)
+    index.apply(W, batch(chain(1, 8)))
+    assert credit(index, prompt(1, 8)) == 32
+    index.apply(W, batch(chain(2, 1)))
+    assert credit(index, prompt(2, 1)) == 0, "not read, whatever its depth"
+    assert blocks(index) == 7
+    index.apply(W, batch(chain(3, 2)))
+    assert look(index, [7]).credit == 0
+    assert blocks(index) <= 7
+
+
+def test_read_ones_go_by_depth_as_well(make_index: Make) -> None:
+    index = capped(make_index, 8)
+    index.apply(W, batch(chain(1, 8)))
+    credit(index, prompt(1, 8))
+    index.apply(W, batch(*(chain(number, 1) for number in range(2, 4))))
+    credit(index, prompt(1, 8))
+    before = blocks(index)
+    assert before <= 8
+    index.apply(W, batch(chain(9, 8)))
+    assert blocks(index) <= 7
+    assert credit(index, prompt(1, 8)) > 0
+
+
+def test_what_is_expected_was_read_as_well(make_index: Make) -> None:
+    """While its stream is down nothing is credited; the hot head stays all the same."""
+    index = capped(make_index, 8)
+    index.apply(W, batch(chain(1, 8)))
+    index.suspend(W)
+    assert look(index, prompt(1, 4)) == Match(0, 16, {}, "none")
+    index.apply(W, batch(chain(2, 4)))
+    index.resume(W)
+    assert credit(index, prompt(1, 8)) == 16
+
+
+def test_a_capped_worker_is_partial_until_all_is_new(make_index: Make) -> None:
+    for end in ("clear", "new_epoch", "relearn"):
+        index = capped(make_index, 4)
+        index.apply(W, batch(chain(1, 5)))
+        assert trusts(index) == {W: "partial"}
+        if end == "clear":
+            index.apply(W, batch(cleared()))
+        else:
+            getattr(index, end)(W)
+        assert trusts(index) == {W: "exact"}
+
+
+def test_what_was_capped_is_gone_from_every_tier_and_group(make_index: Make) -> None:
+    index = capped(make_index, 3, usable_blocks=4)
+    full: dict[str, Any] = {"group_idx": 1}
+    for medium in ("GPU", "CPU"):
+        index.apply(W, batch(stored([1, 2], range(8), medium=medium), stored([1, 2], range(8), medium=medium, **full)))
+    assert states(index)["copies"] == 8
+    index.apply(W, batch(chain(5, 2)))
+    assert {k: states(index)[k] for k in ("blocks", "copies", "placed", "doubtful")} == {
+        "blocks": 2, "copies": 5, "placed": 2, "doubtful": 0,
+    }  # fmt: skip
+    index.apply(W, batch(removed([2], medium="CPU"), removed([2])))
+    assert counts(index)["removed_unknown"] == 2
+    index.apply(W, batch(stored([2], range(4, 8), 1), stored([2], range(4, 8), 1, **full)))
+    assert credit(index, range(9)) == 8
+
+
+def test_the_cap_is_a_loss_for_answers_under_way(make_index: Make) -> None:
+    """What was dropped has no key any more: a removal that takes it is not known by it."""
+    index = capped(make_index, 4)
+    index.apply(W, batch(chain(1, 4)))
+    before = look(index, prompt(1, 4))
+    index.apply(W, batch(chain(2, 1)))
+    index.apply(W, batch(removed([1003])))
+    assert tell(index, prompt(1, 4), 16, before) == "evicted"
+
+
+def test_runs_outlive_the_cap(make_index: Make) -> None:
+    index = capped(make_index, 4)
+    index.apply(W, batch(chain(1, 5)))
+    assert tell(index, prompt(1, 5), 20) == "steady"
+    index.apply(W, batch(chain(2, 5)))
+    assert credit(index, prompt(1, 5)) == 20
+    index.apply(W, batch(removed([1004])))
+    assert credit(index, prompt(1, 5)) < 20, "what was dropped leaves without a key"
+
+
+def test_each_batch_of_many_is_followed_by_a_look_at_the_cap(make_index: Make) -> None:
+    index = capped(make_index, 8)
+    index.apply_many([(W, batch(chain(number, 6))) for number in range(1, 50)])
+    assert blocks(index) <= 8
+    assert credit(index, prompt(49, 6)) > 0
+
+
+def test_a_batch_larger_than_the_cap(make_index: Make) -> None:
+    index = capped(make_index, 1)
+    index.apply(W, batch(chain(1, 500)))
+    assert (blocks(index), credit(index, prompt(1, 500))) == (1, 4)
+    index.apply(W, batch(*(chain(number, 1) for number in range(2, 500))))
+    assert (blocks(index), credit(index, prompt(2, 1))) == (1, 0), "all of one depth go together, but what was read"
+    index.apply(W, batch(*(chain(number, 1) for number in range(500, 600))))
+    assert blocks(index) == 0
+
+
+def test_depth_goes_on_behind_an_adopted_name(make_index: Make) -> None:
+    index = capped(make_index, 6)
+    index.apply(W, batch(stored(["first"], [5, 5, 5, 5])))
+    index.forget(W)
+    index.apply(W, batch(stored(["q"], range(12, 16), "hA"), stored(["qq"], range(16, 20), "q"), chain(2, 4)))
+    assert tell(index, [*range(20), 7], 12) == "steady"
+    assert states(index)["placed"] == 6
+    index.add_worker("v", M)
+    index.apply("v", batch(chain(3, 1)))
+    assert credit(index, prompt(2, 4)) == 16
+    assert (counts(index)["capped"], credit(index, [*range(20), 7])) == (1, 16), "the fifth block of its chain"
+
+
+def test_caps_from_workers_that_leave(make_index: Make) -> None:
+    index = capped(make_index, 8, "a", "b")
+    index.apply("a", batch(chain(1, 8)))
+    index.remove_worker("a")
+    index.apply("b", batch(chain(2, 8)))
+    assert trusts(index) == {"b": "exact"}
