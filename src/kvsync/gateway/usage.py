@@ -15,6 +15,8 @@ import msgspec
 TAIL = 64 << 10
 _KEY = b'"usage"'
 _OBJECT = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
+_END = 256
+_done = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\][\r\n]*\Z").search
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -35,7 +37,7 @@ class UsageTail:
 
     def ends_with_done(self) -> bool:
         """Whether the last event of a stream said that all was sent."""
-        return self._joined().rstrip().endswith(b"data: [DONE]")
+        return _done(self._joined()[-_END:]) is not None
 
     def find(self) -> dict[str, object] | None:
         """The last usage object, or ``None``."""
