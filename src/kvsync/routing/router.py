@@ -106,6 +106,7 @@ class Router:
         self._breakers = Breakers(settings.breaker_failures, clock)
         self._retries = RetryBudget(clock)
         self._records = Records(settings.decisions)
+        self._workers: set[str] = set()
         self._pools: dict[tuple[str, str | None], _Pool] = {}
         self._turns: dict[str, int] = {}
         self._throttle = Throttle(_log, clock=clock)
@@ -120,10 +121,12 @@ class Router:
         gone = change.kind == "gone"
         for worker in map(engine.worker, engine.ranks):
             if gone:
+                self._workers.discard(worker)
                 self._loads.drop(worker)
                 self._knowledge.drop(worker)
                 self._metrics.drop_worker(worker)
             else:
+                self._workers.add(worker)
                 self._metrics.add_worker(worker)
         if gone:
             self._breakers.drop(engine)
@@ -146,7 +149,8 @@ class Router:
 
     def answered(self, decision: Decision, tokenized: TokenizedRequest, cached: int | None) -> None:
         """The chosen worker computed the request; ``cached``: the tokens that it said it had, if that can be known."""
-        self._knowledge.answered(decision, tokenized, cached)
+        if decision.chosen.worker in self._workers:
+            self._knowledge.answered(decision, tokenized, cached)
 
     def may_retry(self) -> bool:
         """Whether the budget allows one more retry; ``True`` counts it (:mod:`kvsync.routing.retries`)."""
