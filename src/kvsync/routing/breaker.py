@@ -2,8 +2,8 @@
 
 What is remembered is of two kinds, and a worker may be chosen when both permit it:
 
-* *Reaching* the engine (connections that fail, resets before an answer): one failure is enough. All ranks of an engine
-  share it, for behind them is one process with one HTTP server.
+* *Reaching* the engine (connections that fail, requests that it does not read, resets before an answer): one failure is
+  enough. All ranks of an engine share it, for behind them is one process with one HTTP server.
 * *Answering* (5xx, no first byte in time, an answer that is no HTTP, breaks off or stalls): several in a row without a
   success between. Each rank has its own, for a rank is an engine core of its own: were it shared, the answers of
   healthy ranks would clear the memory of a broken one each time.
@@ -35,7 +35,9 @@ LONGEST_REST: Final = 30.0
 TRIALS: Final = 2
 
 REACHING: Final[Mapping[str, Verdict]] = {
-    **dict.fromkeys(("connect_refused", "connect_timeout", "connect_failed", "tls_failed", "reset"), "failure"),
+    **dict.fromkeys(
+        ("connect_refused", "connect_timeout", "connect_failed", "tls_failed", "send_timeout", "reset"), "failure"
+    ),
     **dict.fromkeys(("ok", "request_error", "engine_error", "bad_answer", "upstream_died", "idle_timeout"), "success"),
 }
 ANSWERING: Final[Mapping[str, Verdict]] = {
