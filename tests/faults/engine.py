@@ -22,7 +22,7 @@ from .http import SSE_HEAD, FakeEngine, Received, Talk, chunk, reply
 from .publisher import Publisher, neighbours
 
 BLOCK = 16
-GENERATING = (b"/v1/completions", b"/v1/chat/completions")
+CHAT = b"/v1/chat/completions"
 Body: TypeAlias = Mapping[str, Any]
 Misdeed: TypeAlias = Callable[[Received, Talk], Awaitable[None]]
 """What happens to one request instead of an answer."""
@@ -30,7 +30,10 @@ Misdeed: TypeAlias = Callable[[Received, Talk], Awaitable[None]]
 
 def words(body: Body) -> list[int]:
     """Token ids of a question to ``/tokenize``: one per word, the same in every engine."""
-    text = body["prompt"] if "prompt" in body else " ".join(str(each["content"]) for each in body["messages"])
+    if "messages" in body:
+        text = " ".join(str(message["content"]) for message in body["messages"])
+    else:
+        text = str(body.get("prompt", body.get("input", "")))
     return [int.from_bytes(hashlib.blake2b(word.encode(), digest_size=2).digest(), "big") for word in text.split()]
 
 
@@ -188,7 +191,7 @@ class Engine:
     async def _talk(self, talk: Talk) -> None:
         while (request := await talk.request()) is not None:
             path = request.line.split()[1].partition(b"?")[0]
-            if path in GENERATING:
+            if path.startswith(b"/v1/") and request.line.startswith(b"POST "):
                 self.served.append(path.decode())
                 await self.open.wait()
                 misdeed = self.next.popleft() if self.next else self.always
@@ -214,7 +217,7 @@ class Engine:
             self.store(prompt, rank=rank)
         details = {"cached_tokens": cached}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": 2, "prompt_tokens_details": details}
-        chat = path == GENERATING[1]
+        chat = path == CHAT
         if not body.get("stream"):
             said: Body = {"message": {"role": "assistant", "content": "o k"}} if chat else {"text": "o k"}
             await talk.send(_json({"choices": [{"index": 0, **said}], "usage": usage}))

@@ -47,7 +47,8 @@ def _endpoint(socket: zmq.Socket[bytes]) -> str:
 class Publisher:
     """Publishes numbered batches and answers replays, in a thread of its own (sockets never change threads).
 
-    ``curve_secret``: its secret key, when it demands CURVE. ``already``, ``bodies``: what it has published before it was there to connect to, as one hash each, or as payloads.
+    ``curve_secret``: its secret key, when it demands CURVE. ``already``, ``bodies``: what it had published before
+    anybody could connect, as one hash each, or as payloads.
 
     Attributes may be set at any time:
         drop: numbers that a replay leaves out, each once for every time it stands in the list.
