@@ -183,7 +183,7 @@ class GatewaySettings(_Section):
     idle_timeout: Seconds = 300.0
     """Between two pieces of an answer; there is no limit on the total."""
     client_timeout: Seconds = 60.0
-    """Between two pieces of a request, and between two requests on one connection."""
+    """For a request to come (a body may take longer while it gets on), and between two requests on one connection."""
     upstream_idle: Seconds = 4.0
     """Idle engine connections are dropped after this (engines close theirs at 5 s)."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2

@@ -37,6 +37,9 @@ PIECES_PER_TURN = 4096
 """Pieces of messages (chunks, heads, ends) after which other connections have their turn."""
 ANSWERS_PER_TURN = 64
 """The same for answers that are given at once."""
+SLOWEST = 500
+"""Bytes per second of a body, on average, beyond what the client's patience covers: one that trickles its body to hold
+a connection must at least keep sending."""
 PROBE_EVERY = 0.1
 GONE_AFTER = 0.5
 """Seconds after a client's end-of-stream when one that cannot be probed counts as gone."""
@@ -140,8 +143,10 @@ class ClientConnection(asyncio.Protocol):
         if reader.deaf:
             reader.unread = True
             return
-        if not reader.in_head:  # a head has its time as a whole, however it trickles in
+        if not reader.in_message:
             self._since = self._loop.time()
+        elif not reader.in_head:  # a head has its time as a whole, however it trickles in
+            self._since = min(self._loop.time(), self._since + len(data) / SLOWEST)
         if self._answering is None and not self.paused and not reader.requests:
             place = reader.place
             reader.feed(data)

@@ -618,14 +618,15 @@ async def test_a_head_that_trickles_in_has_no_more_time_than_another() -> None:
         trickling.cancel()
 
 
-async def test_a_body_that_trickles_in_is_waited_for() -> None:
+async def test_a_body_that_trickles_in_is_waited_for_as_long_as_it_gets_on() -> None:
+    body = BODY + b" " * 2000
     async with house(echo, client_timeout=0.3) as home:
         client = await home.client()
-        await client.send(post()[: -len(BODY)])
-        for byte in BODY:
-            await client.send(bytes([byte]))
-            await asyncio.sleep(0.02)  # in all, twice the limit
-        assert (await client.answer()).body == BODY
+        await client.send(post(body)[: -len(body)])
+        for place in range(0, len(body), 50):
+            await client.send(body[place : place + 50])
+            await asyncio.sleep(0.02)  # in all, more than twice the limit
+        assert (await client.answer()).body == body
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_request() -> None:
