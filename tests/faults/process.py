@@ -83,6 +83,11 @@ class Process:
         """
         return await asyncio.to_thread(self._process.wait, deadline)
 
+    def kill(self) -> None:
+        """End it at once, with SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not end it."""
         self._process.terminate()
