@@ -11,6 +11,7 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 
+_MODES: Final = ["exact", "partial", "observed", "load-only"]
 _TRUST: Final = ["exact", "partial", "none"]
 _STATES: Final = ["off", "connecting", "catching_up", "live", "repairing", "silent", "down"]
 
@@ -57,7 +58,7 @@ _SCHEMAS: Final[dict[str, Schema]] = {
             "kv_sync": _object(
                 {"state": {"enum": ["off", "waiting", "running"]}, "unmet": {"type": "array", "items": _TEXT}}
             ),
-            "models": _map(_object({"mode": _TEXT, "workers": _map(_COUNT)})),
+            "models": _map(_object({"mode": {"enum": _MODES}, "workers": _map(_COUNT)})),
         }
     ),
     "Worker": _object(
@@ -71,6 +72,8 @@ _SCHEMAS: Final[dict[str, Schema]] = {
             "ready": _FLAG,
             "state": {"enum": _STATES},
             "trust": {"enum": [*_TRUST, None]},
+            "mode": {"enum": _MODES},
+            "breaker": {"enum": ["closed", "half-open", "open"]},
             "last_sequence": _or_null("integer"),
             "blocks": _COUNT,
             "block_size": _COUNT,
@@ -79,6 +82,7 @@ _SCHEMAS: Final[dict[str, Schema]] = {
             "problem": _or_null("string"),
             "index": {"type": "object"},
             "stream": _or_null("object"),
+            "audit": _or_null("object"),
         },
         text="One data-parallel rank of one engine.",
     ),
