@@ -66,11 +66,15 @@ def edit_object(text: bytes, changes: Mapping[str, bytes | None]) -> bytes:
             put in front of the others.
 
     Raises:
-        ValueError: the text is no object.
+        ValueError: the text is no object, as far as it was looked at.
     """
     runs: list[bytes] = []
     missing = {name: value for name, value in changes.items() if value is not None}
     opening = stop = _opening(text)
+    if all(_never_in(text, name) for name in changes):
+        added = _members_text(missing)
+        comma = b"," if added and not _empty(text, opening) else b""
+        return b"".join((text[:opening], added, comma, text[opening:]))
     start: int | None = None
     """Of the members since the last change: they are copied at once."""
     for member in _members(text, opening):
@@ -88,8 +92,18 @@ def edit_object(text: bytes, changes: Mapping[str, bytes | None]) -> bytes:
         stop = member.stop
     if start is not None:
         runs.append(text[start:stop])
-    added = [b"%b:%b" % (_encode(name), value) for name, value in missing.items()]
-    return text[:opening] + b",".join(added + runs) + text[stop:]
+    if missing:
+        runs.insert(0, _members_text(missing))
+    return b"".join((text[:opening], b",".join(runs), text[stop:]))
+
+
+def _members_text(members: Mapping[str, bytes]) -> bytes:
+    return b",".join(b"%b:%b" % (_encode(name), value) for name, value in members.items())
+
+
+def _never_in(text: bytes, name: str) -> bool:
+    """Whether a name surely occurs nowhere, in no spelling: found at the speed of memory, where the text is long."""
+    return name.isascii() and name.isidentifier() and name.encode() not in text and b"\\u" not in text
 
 
 def field_text(text: bytes, name: str) -> bytes | None:

@@ -93,7 +93,7 @@ def test_the_text_of_a_field_is_that_of_its_last_repetition() -> None:
 )
 def test_what_is_no_object_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="JSON object"):
-        edit_object(text, {"cache_salt": None})
+        edit_object(text, {"a name that may be spelled with escapes": None})
 
 
 # ---- whatever the text
