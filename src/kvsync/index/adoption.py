@@ -3,7 +3,7 @@
 A store whose parent has no key and whose first block continues an observed run names that run's last block. That is a
 guess, which another prompt with the same continuation refutes: the request that was observed computed that block too,
 and its own store names another parent. So a second parent *disputes* the key: what is behind it in a chain may belong
-to either, and no event counts there any more.
+to either, and no event counts there any more; nor is what was removed by such a name known.
 
 What must always hold: once all stores that were sent have come, a name that is wrong is disputed.
 """
@@ -11,6 +11,7 @@ What must always hold: once all stores that were sent have come, a name that is 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,10 +40,14 @@ class Name:
 
 
 class Names:
-    """The names of one worker. ``counts`` gets ``adopted`` and ``adoption_disputed``."""
+    """The names of one worker. ``counts`` gets ``adopted`` and ``adoption_disputed``.
 
-    def __init__(self, counts: Counter[str]) -> None:
+    ``mistrusted`` hears of every key that gets disputed.
+    """
+
+    def __init__(self, counts: Counter[str], mistrusted: Callable[[], None]) -> None:
         self._counts = counts
+        self._mistrusted = mistrusted
         self._names: OrderedDict[EngineHash, Name] = OrderedDict()
         self._by_key: dict[Key, EngineHash] = {}
         self._by_content: dict[Key, EngineHash] = {}
@@ -91,6 +96,7 @@ class Names:
         if key not in self.disputed:
             self.disputed.add(key)
             self._counts["adoption_disputed"] += 1
+            self._mistrusted()
 
 
 __all__ = ["NAMES", "Name", "Names", "content"]

@@ -77,11 +77,12 @@ class Observed:
         """Runs whose next block has this content."""
         return [self._runs[last] for last in self._following.get(content, ())]
 
-    def doubt(self) -> None:
-        """Some block left, and it may be one of any run."""
+    def doubt(self, recorded_before: int) -> None:
+        """Some block left at that position, and it may be one of any run."""
         for run in self._runs.values():
-            run.live = False
-        self._live.clear()
+            if run.live and run.recorded_at < recorded_before:
+                run.live = False
+                _take(self._live, run.keys)
 
     def end_with(self, key: Key, recorded_by: int | None = None) -> None:
         """End the runs that have this key; with ``recorded_by`` only those recorded up to that position."""

@@ -29,8 +29,10 @@ class Placement:
         self._counts = counts
         self._positions = positions
         self._observed = observed
-        self._names = Names(counts)
+        self._names = Names(counts, self._mistrust_names)
         self._key_of: dict[EngineHash, Key] = {}
+        self._name_of: dict[EngineHash, Key] = {}
+        """The key of the name that a hash was placed through."""
         self._depth_of: dict[EngineHash, int] = {}
         self._hash_of: dict[Key, EngineHash] = {}
         self._twins: dict[Key, set[EngineHash]] = {}
@@ -78,6 +80,13 @@ class Placement:
             return None if name is None else name.key
         return key
 
+    def key_of_removed(self, engine_hash: EngineHash) -> tuple[Key | None, bool]:
+        """The key by which a removal names its block, and whether that hangs on a name: then one in dispute is none."""
+        key, named = self.key_of(engine_hash), self._name_of.get(engine_hash)
+        if engine_hash not in self._key_of:
+            named = key
+        return (None if named in self._names.disputed else key), named is not None
+
     def hash_of(self, key: Key) -> EngineHash | None:
         """The one hash that has this key; ``None`` without one, or where several claim it."""
         return None if key in self._twins else self._hash_of.get(key)
@@ -106,6 +115,7 @@ class Placement:
         if key is None:
             return
         del self._depth_of[engine_hash]
+        self._name_of.pop(engine_hash, None)
         twins = self._twins.get(key)
         if twins is not None:
             twins.discard(engine_hash)
@@ -120,16 +130,16 @@ class Placement:
         tokens = memoryview(event.raw_token_ids)
         parent: Key | None
         if event.parent_block_hash is None:
-            parent, depth = self._root(event), -1
+            parent, depth, named = self._root(event), -1, None
         else:
             if self.key_of(event.parent_block_hash) is None:
                 self._adopt(event)
-            parent, depth = self.key_of(event.parent_block_hash), self._parent_depth(event.parent_block_hash)
+            parent, depth, named = self._as_parent(event.parent_block_hash)
         missing = False
         for i, engine_hash in enumerate(event.block_hashes):
             key = self._key_of.get(engine_hash)
             if key is not None:
-                depth = self._depth_of[engine_hash]
+                _, depth, named = self._as_parent(engine_hash)
             elif parent is None:
                 missing = True
                 continue
@@ -138,7 +148,7 @@ class Placement:
                 key = block_key(parent, tokens[i * step : (i + 1) * step], extra)
                 depth += 1
                 if engine_hash in resident:
-                    self._set_key(engine_hash, key, depth)
+                    self._set_key(engine_hash, key, depth, named)
             parent = key
         if missing:
             self._park(event)
@@ -147,9 +157,11 @@ class Placement:
             heads.insert(0, event.parent_block_hash)  # it may have got a name just now
         return [h for h in heads if h in self._parked_under and self.key_of(h) is not None]
 
-    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int) -> None:
+    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int, named: Key | None) -> None:
         self._key_of[engine_hash] = key
         self._depth_of[engine_hash] = depth
+        if named is not None:
+            self._name_of[engine_hash] = named
         if key in self._twins:  # hash_of may still name one that is gone, even this one
             self._twins[key].add(engine_hash)
         elif self._hash_of.setdefault(key, engine_hash) != engine_hash:
@@ -160,12 +172,18 @@ class Placement:
         adapter = event.lora_name if event.lora_name is not None or event.lora_id < 0 else HiddenAdapter(event.lora_id)
         return root_key(self._model, adapter, event.block_size)
 
-    def _parent_depth(self, parent: EngineHash) -> int:
-        depth = self._depth_of.get(parent)
-        if depth is None:
-            name = self._names.get(parent)
-            return -1 if name is None else name.depth
-        return depth
+    def _as_parent(self, engine_hash: EngineHash) -> tuple[Key | None, int, Key | None]:
+        """Its key, its depth, and the key of the name that both hang on."""
+        key = self._key_of.get(engine_hash)
+        if key is not None:
+            return key, self._depth_of[engine_hash], self._name_of.get(engine_hash)
+        name = self._names.get(engine_hash)
+        return (None, -1, None) if name is None else (name.key, name.depth, name.key)
+
+    def _mistrust_names(self) -> None:
+        """What was removed by name may have been any block."""
+        self._positions.mistrust_names()
+        self._observed.doubt(self._positions.named_at)
 
     # -- adoption
 

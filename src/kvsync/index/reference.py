@@ -85,8 +85,9 @@ Adoption
     own store names another parent. So no name where two runs go on alike, or where a hash has the run's last key; and
     a name is *disputed* when an orphan of another parent has the same content, when another parent is to have the same
     key, when another hash gets the key, or the named one another key. Behind a disputed key events count no more, only
-    runs. A run whose own store may have been dropped from parking adopts nothing. A name is no copy and is a fact
-    about content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
+    runs, and the removal of a block that was placed through it is keyless, what was removed before included. A run
+    whose own store may have been dropped from parking adopts nothing. A name is no copy and is a fact about content:
+    it lives until the worker is emptied (``NAMES`` of them, oldest out).
 
 Cap
     With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an
