@@ -18,7 +18,7 @@ from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.gateway.auth import Tenants
 from kvsync.gateway.counters import Counters
-from kvsync.gateway.ports import JsonObject, Outcome
+from kvsync.gateway.ports import JsonObject, Outcome, Tokenizing
 from kvsync.gateway.server import Gateway
 from kvsync.gateway.tls import PortTls
 from kvsync.index.match import Match
@@ -199,7 +199,7 @@ class House:
 @asynccontextmanager
 async def house(
     *scripts: Script,
-    tokenizing: AtOnce | Slow | None = None,
+    tokenizing: Tokenizing | None = None,
     urls: Sequence[str] | None = None,
     data_parallel_size: int = 1,
     engine_tls: ssl.SSLContext | None = None,

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from kvsync.tokenize.types import TokenizedRequest
 from tests.integration.gateway.harness import (
     BODY,
     AtOnce,
@@ -112,7 +113,7 @@ async def test_a_name_from_the_client_is_cut_and_escaped() -> None:
 
 async def test_a_fault_in_a_room_does_not_leave_the_client_waiting(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(AtOnce):
-        async def begin(self, *args: object) -> object:  # type: ignore[override]
+        async def begin(self, *args: object) -> TokenizedRequest:  # type: ignore[override]
             raise RuntimeError("broken tokenizer")
 
     async with house(GOOD, tokenizing=Broken()) as home:
@@ -163,6 +164,14 @@ async def test_spellings_of_a_listed_path_reach_that_path_only(target: bytes) ->
         b"/v1/completions/../../reset_prefix_cache",
         b"/v1/completions/%2e%2e/%2e%2e/reset_prefix_cache",
         b"/v1/completions%2f..%2f..%2fsleep",
+        b"/v1/..%2freset_prefix_cache",
+        b"//v1//..//reset_prefix_cache",
+        b"/reset%5fprefix_cache",
+        b"/wake_up",
+        b"/collective_rpc",
+        b"//invocations",
+        b"/%69nvocations",
+        b"/%2ftokenize",
         b"//sleep",
         b"/%73leep",
         b"/tokenize",
@@ -181,6 +190,7 @@ async def test_spellings_of_a_listed_path_reach_that_path_only(target: bytes) ->
 )
 @pytest.mark.parametrize("method", [b"POST", b"GET", b"OPTIONS", b"DELETE"])
 async def test_everything_else_is_refused(target: bytes, method: bytes) -> None:
+    """(X2) Engines' admin and tokenizer routes, with encoded and doubled slashes and dots, and whatever else."""
     async with house(GOOD) as home:
         client = await home.client()
         await client.send(post(BODY, target).replace(b"POST", method, 1))

@@ -28,6 +28,9 @@ from tests.integration.gateway.harness import (
     stall,
 )
 
+SOON = 5.0
+"""Seconds in which an engine hears that a client left. Wanted is one; the rest is for machines with much else to do."""
+
 
 async def reset_at_once(engine: FakeEngine, talk: Talk) -> None:
     await talk.request()
@@ -136,6 +139,7 @@ async def test_all_ranks_of_an_engine_that_refuses_are_left_out() -> None:
 
 @pytest.mark.parametrize("dying", [reset_at_once, close_at_once])
 async def test_a_reset_on_a_fresh_connection_is_retried_once_elsewhere(dying: Script) -> None:
+    """(P3) Before the first byte of an answer."""
     async with house(dying, GOOD) as home:
         assert (await (await home.client()).ask()).body == b"good"
         assert ends(home) == [("engine-0", ["reset"]), ("engine-1", ["ok"])]
@@ -210,7 +214,7 @@ async def test_idle_connections_are_dropped_in_time() -> None:
     async with house(GOOD, upstream_idle=0.1) as home:
         await (await home.client()).ask()
         assert home.engine.open == 1
-        assert await eventually(lambda: home.engine.open == 0) < 1
+        await eventually(lambda: home.engine.open == 0)
         assert home.gateway.idle_upstreams() == 0
 
 
@@ -269,7 +273,7 @@ async def test_an_engine_that_does_not_begin_to_answer() -> None:
     async with house(stall, GOOD, first_byte_timeout=0.2) as home:
         answer = await (await home.client()).ask()
         assert (answer.status, answer.message) == (504, "the engine did not answer within 0.2 s")
-        await asyncio.wait_for(home.engine.left.wait(), 1)
+        await asyncio.wait_for(home.engine.left.wait(), SOON)
         assert ends(home) == [("engine-0", ["first_byte_timeout"])]
 
 
@@ -292,6 +296,7 @@ async def test_an_engine_that_does_not_begin_to_answer() -> None:
 async def test_an_answer_that_breaks_off_never_looks_whole(
     pieces: tuple[bytes, ...], version: bytes, reset: bool
 ) -> None:
+    """(P3) And nobody else is asked for the rest, or for all of it again."""
     async with house(then_die(*pieces, reset=reset), GOOD) as home:
         client = await home.client()
         await client.send(post(version=version))
@@ -302,6 +307,8 @@ async def test_an_answer_that_breaks_off_never_looks_whole(
         assert ends(home) == [("engine-0", ["upstream_died"])]
         assert home.answers == []
         assert await client.ended() == b""
+        assert home.counters.retries == {}
+        assert home.engines[1].connections == 0
 
 
 @pytest.mark.parametrize(
@@ -349,7 +356,7 @@ async def test_a_stream_that_stalls_is_cut_but_a_slow_one_is_not() -> None:
     async with house(script, idle_timeout=0.25) as home:
         answer = await (await home.client()).ask()
         assert (answer.body, answer.whole) == (b"data: x\n\n" * 8, False)
-        await asyncio.wait_for(home.engine.left.wait(), 1)
+        await asyncio.wait_for(home.engine.left.wait(), SOON)
         assert ends(home) == [("engine-0", ["idle_timeout"])]
 
 
@@ -368,6 +375,7 @@ PHASES: dict[str, Script] = {
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_client_that_leaves_takes_its_request_along(phase: str, way: str, version: bytes) -> None:
+    """(P4) Queued in the engine, before its first byte and in the middle of an answer, streamed or not."""
     async with house(PHASES[phase]) as home:
         client = await home.client()
         await client.send(post(version=version))
@@ -375,7 +383,7 @@ async def test_a_client_that_leaves_takes_its_request_along(phase: str, way: str
         if phase != "waiting":
             await client.head()
         getattr(client, way)()
-        await asyncio.wait_for(home.engine.left.wait(), 1)
+        await asyncio.wait_for(home.engine.left.wait(), SOON)
         assert ends(home) == [("engine-0", ["client_gone"])]
         assert home.counters.cuts == {("/v1/completions", "client_gone"): 1}
         assert home.answers == []
@@ -384,13 +392,14 @@ async def test_a_client_that_leaves_takes_its_request_along(phase: str, way: str
 
 @pytest.mark.parametrize("way", ["close", "reset"])
 async def test_a_client_that_leaves_while_its_prompt_is_tokenized(way: str) -> None:
+    """(P4)"""
     tokenizing = Slow()
     async with house(GOOD, tokenizing=tokenizing) as home:
         client = await home.client()
         await client.send(post())
         await tokenizing.started.wait()
         getattr(client, way)()
-        assert await eventually(lambda: tokenizing.cancelled == 1) < 1
+        await eventually(lambda: tokenizing.cancelled == 1, SOON)
         assert home.routing.tickets == []
         assert home.engine.connections == 0
         assert home.counters.cuts == {("/v1/completions", "client_gone"): 1}
@@ -398,12 +407,13 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized(way: str) -> N
 
 @pytest.mark.parametrize("way", ["close", "reset"])
 async def test_a_client_that_leaves_while_its_engine_is_dialled(mute: str, way: str) -> None:
+    """(P4)"""
     async with house(urls=[mute], connect_timeout=30) as home:
         client = await home.client()
         await client.send(post())
         await eventually(lambda: len(home.routing.tickets) == 1)
         getattr(client, way)()
-        assert await eventually(lambda: home.routing.tickets[0].ends == ["client_gone"]) < 1
+        await eventually(lambda: home.routing.tickets[0].ends == ["client_gone"], SOON)
 
 
 async def test_a_client_that_only_stopped_sending_gets_its_answer() -> None:

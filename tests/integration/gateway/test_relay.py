@@ -64,6 +64,7 @@ async def test_both_sides_keep_their_connections() -> None:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
 async def test_a_stream_that_comes_byte_by_byte_is_the_same_stream(newline: bytes) -> None:
+    """(P1)"""
     text = "".join(f"data: {json.dumps({'t': t}, ensure_ascii=False)}\n\n" for t in ["héllo", "日本語", "🙂🙃", "x"])
     body = text.encode().replace(b"\n", newline) + b"data: [DONE]" + newline * 2
 
@@ -140,11 +141,16 @@ async def test_the_head_of_a_stream_and_each_piece_come_at_once() -> None:
     ],
     ids=["400", "500", "null", "empty", "204", "304", "no-phrase", "1xx", "1MB"],
 )
-async def test_answers_pass_unchanged(wire: bytes, status: int, body: bytes) -> None:
-    async with house(always(wire)) as home:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_pass_unchanged(wire: bytes, status: int, body: bytes, stream: bool) -> None:
+    """(P6) Whatever was asked for: an engine may refuse a stream with plain JSON, or say ``null``."""
+    asked = b'{"model": "m", "stream": true}' if stream else BODY
+    async with house(always(wire), inject_usage=stream) as home:
         client = await home.client()
         for _ in range(2):
-            answer = await client.ask()
+            answer = await client.ask(asked)
+            if status not in (204, 304):
+                assert answer.one(b"content-length") == b"%d" % len(body)
             assert (answer.status, answer.body, answer.whole) == (status, body, True)
         assert home.engine.connections == 1
         expected = "ok" if status < 400 else "request_error" if status < 500 else "engine_error"

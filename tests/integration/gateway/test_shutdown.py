@@ -62,7 +62,7 @@ async def test_shutdown_ends_what_does_not_end() -> None:
         await eventually(lambda: len(home.engine.requests) == 1)
         await home.gateway.stop()
         assert await client.ended() == b""
-        await asyncio.wait_for(home.engine.left.wait(), 1)
+        await asyncio.wait_for(home.engine.left.wait(), 5)
         assert ends(home) == [("engine-0", ["shutdown"])]
         assert home.counters.cuts == {("/v1/completions", "shutdown"): 1}
 

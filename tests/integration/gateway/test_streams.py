@@ -48,6 +48,7 @@ async def test_a_thousand_slow_streams_all_end_and_leave_nothing() -> None:
     """(P7) Each lasts several times the idle limit, which is the only one; twenty minutes are that many limits, too."""
     count, idle = 1000, 1.5
     engine = Trickle()
+    gc.collect()
     before = _alive()
     async with house(engine, idle_timeout=idle, first_byte_timeout=60, upstream_idle=0.5) as home:
         loop = asyncio.get_running_loop()
@@ -79,7 +80,7 @@ async def test_a_thousand_slow_streams_all_end_and_leave_nothing() -> None:
         home.clients.clear()
         clients.clear()
         gc.collect()
-        assert _alive() == before
+        assert _alive() <= before
 
 
 def _alive() -> int:
