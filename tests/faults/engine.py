@@ -90,7 +90,7 @@ class Engine:
         self.http = FakeEngine(name, lambda _, talk: self._talk(talk))
         self._version = version
         self._seed = hashes
-        self._held: list[set[bytes]] = [set() for _ in range(ranks)]
+        self._held: list[set[int]] = [set() for _ in range(ranks)]
         self._stream = {"topic_frame": topic_frame, **stream}
         self.publishers = neighbours(ranks) if ranks > 1 else [Publisher(bodies=bodies, **self._stream)]
 
@@ -137,16 +137,16 @@ class Engine:
 
         Returns the batch's number; ``fields`` are put over the event's.
         """
-        names = self._names(prompt, rank)
-        self._held[rank].update(name for name in names)
-        event = wire.stored([_wire(n) for n in names], prompt[: len(names) * BLOCK], block_size=BLOCK, **fields)
+        names = self.names(prompt, rank)
+        self._held[rank].update(names)
+        event = wire.stored(names, prompt[: len(names) * BLOCK], block_size=BLOCK, **fields)
         return self.tell(event, rank=rank, lost=lost)
 
     def evict(self, prompt: Sequence[int], keep: int = 0, *, rank: int = 0, lost: bool = False) -> int:
         """Drop a prompt's blocks behind the first ``keep`` tokens, tail first as engines do, in one batch."""
-        gone = self._names(prompt, rank)[keep // BLOCK :]
+        gone = self.names(prompt, rank)[keep // BLOCK :]
         self._held[rank].difference_update(gone)
-        return self.tell(*(wire.removed([_wire(name)]) for name in reversed(gone)), rank=rank, lost=lost)
+        return self.tell(*(wire.removed([name]) for name in reversed(gone)), rank=rank, lost=lost)
 
     def clear(self, *, rank: int = 0, told: bool = True) -> None:
         """Drop everything; an engine that is not asked anything afterwards has not told it (``told=False``)."""
@@ -163,7 +163,7 @@ class Engine:
     def holds(self, prompt: Sequence[int], *, rank: int = 0) -> int:
         """Tokens of the prompt that it can serve from its cache: the truth that credit must not exceed."""
         run = 0
-        for name in self._names(prompt, rank)[: (len(prompt) - 1) // BLOCK]:
+        for name in self.names(prompt, rank)[: (len(prompt) - 1) // BLOCK]:
             if name not in self._held[rank]:
                 break
             run += BLOCK
@@ -177,13 +177,13 @@ class Engine:
             self._held[rank].clear()
             self.publishers[rank] = Publisher(**{**self._stream, **at}, started=started or old.started + 500_000)
 
-    def _names(self, prompt: Sequence[int], rank: int) -> list[bytes]:
-        """Engine hashes of a prompt's whole blocks."""
+    def names(self, prompt: Sequence[int], rank: int = 0) -> list[int]:
+        """Its hashes of a prompt's whole blocks, as vLLM sends them by default: unsigned integers of 64 bits."""
         state = hashlib.blake2b(f"{self._seed}/{rank}".encode(), digest_size=8)
         found = []
         for end in range(BLOCK, len(prompt) + 1, BLOCK):
             state.update(array("I", prompt[end - BLOCK : end]).tobytes())
-            found.append(state.copy().digest())
+            found.append(int.from_bytes(state.copy().digest(), "big"))
         return found
 
     # ---- its HTTP port
@@ -213,7 +213,7 @@ class Engine:
         prompt = asked if asked and isinstance(asked[0], int) else self.tokenizes(body)
         rank = int((request.get(b"x-data-parallel-rank") or [b"0"])[0])
         cached = self.holds(prompt, rank=rank) if self.cached is None else self.cached
-        if self.caches and not self._held[rank].issuperset(self._names(prompt, rank)):
+        if self.caches and not self._held[rank].issuperset(self.names(prompt, rank)):
             self.store(prompt, rank=rank)
         details = {"cached_tokens": cached}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": 2, "prompt_tokens_details": details}
@@ -274,8 +274,3 @@ def _json(content: Body) -> bytes:
 
 def _port(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
-
-
-def _wire(name: bytes) -> int:
-    """As vLLM sends it by default: an unsigned integer of 64 bits."""
-    return int.from_bytes(name, "big")

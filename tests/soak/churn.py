@@ -256,8 +256,7 @@ async def suffixes(gateway: Watched, engine: Engine, count: int, rounds: int) ->
     async with part("suffixes", work) as found:
         prefix = list(range(8 * BLOCK))
         engine.store(prefix)
-        parent = int.from_bytes(engine._names(prefix, 0)[-1], "big")
-        forms = _suffix_forms(parent)
+        forms = _suffix_forms(engine.names(prefix)[-1])
         publisher = engine.publisher
         warm = -(-2 * LIVE_SUFFIXES // SUFFIXES_PER_BATCH)
         at = 0
