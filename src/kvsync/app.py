@@ -240,6 +240,7 @@ class App:
             try:
                 for mode_change in self.modes.look(self.report.moments()):
                     log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
+                self.audit.settle()
                 self.index.expire(time.monotonic())
             except Exception as error:
                 # Of the next tick the same is asked: a fault in one must not end what runs out with time.

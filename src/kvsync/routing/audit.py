@@ -3,6 +3,9 @@
 Only answers that can be compared are: one prompt, one sample, an engine that reads its cache and reports
 ``cached_tokens``, credited blocks that stayed where they were meanwhile. All others are counted by reason.
 
+An answer that shows less than was credited waits for :data:`SETTLED_AFTER` before it is judged: the event that a
+credited block went travels another way than the answer, and may come after it.
+
 What must always hold: a comparison teaches the index (an observed hit, an observed miss) and, when several agree, makes
 it more careful; it never changes a decision, never raises what is credited by itself, and no fault in it costs an
 answer. Everything kept of a worker goes with it.
@@ -12,10 +15,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvsync.discovery.model import Change, Engine
 from kvsync.index import NATIVE, Index
@@ -32,7 +35,21 @@ _log = logging.getLogger(__name__)
 LONGEST_FOR_REFERENCE: Final = 32_768
 """Tokens of a prompt that the pure-Python index is asked about: its hashing holds up the event loop."""
 
+SETTLED_AFTER: Final = 1.0
+"""Seconds after which all events are here that were published before an answer."""
+MOST_WAITING: Final = 256
+"""Answers that wait; above, the oldest is judged early. Each holds its prompt."""
+
 _MISSED: Final[Mapping[Observation, str]] = {"evicted": "evicted_meanwhile", "unknown": "unknown_worker"}
+
+
+class _Waiting(NamedTuple):
+    """An answer with less than was credited."""
+
+    until: float
+    decision: Decision
+    tokenized: TokenizedRequest
+    cached: int
 
 
 @dataclass(slots=True)
@@ -81,6 +98,7 @@ class Audit:
         self._longest = longest
         self._throttle = Throttle(_log, clock=clock)
         self._workers: dict[str, _Worker] = {}
+        self._waiting: deque[_Waiting] = deque()
         self.verdicts: Counter[str] = Counter()
         self.credited_tokens = 0
         self.right_tokens = 0
@@ -144,24 +162,40 @@ class Audit:
         if why_not is not None:
             self._count(known, chosen.worker, why_not)
             return None
+        if cached < chosen.match.credit:
+            self._waiting.append(_Waiting(self._clock() + SETTLED_AFTER, decision, tokenized, cached))
+            if len(self._waiting) > MOST_WAITING:
+                self._judge(*self._waiting.popleft()[1:])
+        else:
+            self._judge(decision, tokenized, cached)
+        return cached
+
+    def settle(self) -> None:
+        """Judge the answers that have waited long enough."""
+        now = self._clock()
+        while self._waiting and self._waiting[0].until <= now:
+            self._judge(*self._waiting.popleft()[1:])
+
+    def _judge(self, decision: Decision, tokenized: TokenizedRequest, cached: int) -> None:
+        chosen = decision.chosen
+        credit = chosen.match.credit
+        known = self._workers.get(chosen.worker)
         try:
             verdict = self._verdict(decision, tokenized, cached)
             compared = verdict in ("right", "over", "under")
             if compared and known is not None:
-                self._weigh(known, decision, Figures(chosen.match.credit, cached))
+                self._weigh(known, decision, Figures(credit, cached))
         except Exception as error:
             verdict, compared = "index_failed", False
             self._metrics.index_failed(decision.model)
             self._throttle.warning("index", "the index failed in the audit: %r", error, exc_info=error)
         if not compared:
             self._count(known, chosen.worker, verdict)
-            return cached
-        credit = chosen.match.credit
+            return
         self._count(known, chosen.worker, verdict, credit, cached)
         self.credited_tokens += credit
         self.right_tokens += min(credit, cached)
         self.reported_tokens += cached
-        return cached
 
     def _verdict(self, decision: Decision, tokenized: TokenizedRequest, cached: int) -> str:
         match = decision.chosen.match

@@ -93,7 +93,11 @@ async def test_blocks_evicted_between_choice_and_answer_are_no_contradiction(tmp
             engine.open.set()
             answer, decision = await asking
             assert (decision.credited, answer.cached) == (320, 0)
-        assert await audited(gateway, "a", verdict="evicted_meanwhile") == 4
+
+        async def judged() -> bool:
+            return await audited(gateway, "a", verdict="evicted_meanwhile") == 4
+
+        await until(judged, "four answers judged")
         assert (await gateway.workers())["a"]["audit"]["contradictions"] == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvsync.discovery.model import Change, Engine
 from kvsync.index.match import Match, Observation
 from kvsync.index.reference import ReferenceIndex
-from kvsync.routing.audit import Audit
+from kvsync.routing.audit import MOST_WAITING, SETTLED_AFTER, Audit
 from kvsync.routing.decision import Candidate, Decision, Load
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
@@ -39,8 +39,11 @@ class Place:
                 self.metrics.add_worker(worker)
 
     def answer(self, credit: int, cached: Any, **fields: Any) -> int | None:
-        decided = decision(credit, **fields)
-        return self.audit.observe(decided, request(), 200, usage(cached))
+        """One answer, and the time that it takes until it is judged."""
+        said = self.audit.observe(decision(credit, **fields), request(), 200, usage(cached))
+        self.clock.now += SETTLED_AFTER
+        self.audit.settle()
+        return said
 
     def verdicts(self) -> dict[str, int]:
         return {word: count for word, count in self.audit.verdicts.items() if count}
@@ -155,14 +158,14 @@ def test_the_index_is_asked_only_where_that_teaches_something(fields: dict[str, 
 def test_the_index_gets_what_was_asked_and_answered() -> None:
     place = Place()
     asked = request(cache_salt="s", images=(ImageSpan("cat", 20, 10),))
-    place.audit.observe(decision(64, adapter="x"), asked, 200, usage(48))
+    place.audit.observe(decision(64, adapter="x"), asked, 200, usage(80))
     (said,) = place.index.observed
     keys = said.pop("block_keys")
     assert said == {
         "worker": "w",
         "tokens": array("I", IDS).tobytes(),
         "model": "m",
-        "cached": 48,
+        "cached": 80,
         "credit": 64,
         "as_of": 7,
         "until": place.clock.now + 120.0,
@@ -229,7 +232,6 @@ def test_a_worker_is_followed_anew_once_a_minute_at_most() -> None:
     place = Place()
     for _ in range(200):
         place.answer(64, 0)
-        place.clock.now += 1.0
     assert place.resynced == ["w"] * 4
 
 
@@ -322,14 +324,15 @@ def test_engine_wide_hits_are_shown_as_rough_and_never_held_against_anybody() ->
 # ---- with a real index
 
 
-def real(**facts: Any) -> tuple[Audit, ReferenceIndex, list[str]]:
+def real() -> tuple[Audit, ReferenceIndex, list[str], Clock]:
     index = ReferenceIndex()
-    index.add_worker("w", "m", **facts)
+    index.add_worker("w", "m")
     index.apply("w", batch(stored(range(1, 7), range(96), None, 16)))
     resynced: list[str] = []
-    audit = Audit(index, resynced.append, 120.0, Metrics(), Clock())
+    clock = Clock()
+    audit = Audit(index, resynced.append, 120.0, Metrics(), clock)
     audit.apply(Change("added", ENGINE))
-    return audit, index, resynced
+    return audit, index, resynced, clock
 
 
 def ask(index: ReferenceIndex, ids: Sequence[int] = IDS) -> Decision:
@@ -339,20 +342,27 @@ def ask(index: ReferenceIndex, ids: Sequence[int] = IDS) -> Decision:
     return Decision(**{**{name: getattr(decided, name) for name in Decision.__slots__}, "chosen": chosen})
 
 
-def test_blocks_that_were_evicted_meanwhile_are_nobody_s_fault() -> None:
-    audit, index, resynced = real()
+@pytest.mark.parametrize("late", [False, True])
+def test_blocks_that_were_evicted_meanwhile_are_nobody_s_fault(late: bool) -> None:
+    """Whether the event comes before the answer or a moment after it."""
+    audit, index, resynced, clock = real()
     for _ in range(5):
         decided = ask(index)
         assert decided.chosen.match.credit == 96
+        if late:
+            audit.observe(decided, request(), 200, usage(80))
         index.apply("w", batch(removed([6])))
-        audit.observe(decided, request(), 200, usage(80))
+        if not late:
+            audit.observe(decided, request(), 200, usage(80))
+        clock.now += SETTLED_AFTER
+        audit.settle()
         index.apply("w", batch(stored([6], range(80, 96), 5, 16)))
     assert audit.verdicts == {"evicted_meanwhile": 5}
     assert resynced == []
 
 
 def test_an_observed_miss_ends_doubt_and_an_observed_hit_makes_it_held() -> None:
-    audit, index, _ = real()
+    audit, index, _, _ = real()
     index.mark_reannouncing("w")
     index.apply("w", batch(stored(range(1, 7), range(96), None, 16)))
     index.apply("w", batch(removed([5, 6])))
@@ -363,24 +373,39 @@ def test_an_observed_miss_ends_doubt_and_an_observed_hit_makes_it_held() -> None
 
 
 def test_after_a_loss_what_the_engine_said_it_had_is_credit_for_a_while() -> None:
-    audit, index, _ = real()
+    audit, index, _, clock = real()
     index.forget("w")
     decided = ask(index)
     assert (decided.chosen.match.credit, decided.chosen.match.trust) == (0, "partial")
     audit.observe(decided, request(), 200, usage(96))
     assert audit.verdicts == {"under": 1}
     assert ask(index).chosen.match.credit == 96
-    index.expire(Clock().now + 120.0)
+    index.expire(clock.now + 120.0)
     assert ask(index).chosen.match.credit == 0
 
 
 def test_an_engine_with_eagle_is_credited_rightly_once_found_out() -> None:
-    audit, index, resynced = real()
+    audit, index, resynced, clock = real()
     for _ in range(20):
         decided = ask(index)
         assert decided.chosen.match.credit == 96
         audit.observe(decided, request(), 200, usage(80))
+    clock.now += SETTLED_AFTER
+    audit.settle()
     assert ask(index).chosen.match.credit == 80
     audit.observe(ask(index), request(), 200, usage(80))
     assert audit.verdicts == {"over": 20, "right": 1}
     assert resynced == []
+
+
+def test_answers_that_wait_are_bounded_and_the_oldest_is_judged_early() -> None:
+    place = Place()
+    for _ in range(MOST_WAITING + 7):
+        place.audit.observe(decision(64), request(), 200, usage(64 - 16))
+    assert place.verdicts() == {"over": 7}
+    place.clock.now += SETTLED_AFTER - 0.01
+    place.audit.settle()
+    assert place.verdicts() == {"over": 7}
+    place.clock.now += 0.01
+    place.audit.settle()
+    assert place.verdicts() == {"over": MOST_WAITING + 7}
