@@ -79,6 +79,7 @@ class Reader:
         self._by_socket: dict[object, Followed] = {}
         self._replay_queue: OrderedDict[Followed, int] = OrderedDict()
         self._replaying: set[Followed] = set()
+        self._turned_at = float("inf")
         self._ticked_at = float("-inf")
         self._wanted: dict[str, object] = {}
         """Which registration of a worker the sink may have, by a token that its commands carry."""
@@ -232,6 +233,9 @@ class Reader:
         ready = self._poller.poll(max(1, round(self._settings.poll_timeout * 1000)))
         self._obey()
         now = self._clock()
+        stood_still, self._turned_at = now - self._turned_at, now
+        if stood_still > self._settings.heartbeat_timeout + self._settings.poll_timeout:
+            self._look_everywhere(stood_still, now)
         talkers = {f: None for f in (self._by_socket.get(s) for s, _ in ready) if f is not None}
         if talkers:
             share = max(1, self._settings.batch_size // len(talkers))
@@ -244,6 +248,13 @@ class Reader:
                 self._tick(followed, now)
         self._start_replays(now)
         self._feed.hand_over()
+
+    def _look_everywhere(self, stood_still: float, now: float) -> None:
+        """This thread, or the whole process, was held up: meanwhile engines may have dropped what they could not send,
+        and nothing on a connection that is quiet now would show it."""
+        log.warning("event streams were not read for %.1f s; each of them is looked at", stood_still)
+        for followed in self._followed.values():
+            self._carry_out(followed, followed.stream.hint_restart(now))
 
     def _obey(self) -> None:
         with suppress(BlockingIOError):
@@ -374,6 +385,10 @@ class Reader:
                 size -= len(payload)
                 if size < 0:
                     break
+        if sockets.replay_overrun:
+            followed.errors["overrun"] += 1
+            log.warning("%s: more is replayed than can be taken; the replay is broken off", followed.target.worker)
+            self._stop_replay(followed)  # its round runs out of time
         self._log_state(followed)
 
     def _link(self, followed: Followed, link: Link, now: float) -> None:

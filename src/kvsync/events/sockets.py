@@ -18,6 +18,7 @@ No high-water mark
     ZMQ aborts the whole process when a heartbeat finds a connection dead while its queue is at RCVHWM (libzmq #3937,
     open; seen with 4.3.5). Heartbeats are needed, so the queue has no mark, and the backlog is bounded here: a
     connection whose queue was not empty for so many messages or bytes is *overrun*, and whoever reads closes it.
+    Replays have no mark either: engines up to vLLM 0.32 drop replies that a reader does not take at once.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class WorkerSockets:
         self._curve = curve
         self._backlog_messages = 0
         self._backlog_bytes = 0
+        self._replay_bytes = 0
 
     @property
     def overrun(self) -> bool:
@@ -120,6 +122,11 @@ class WorkerSockets:
             self._backlog_messages > self._settings.receive_high_water
             or self._backlog_bytes > self._settings.receive_bytes
         )
+
+    @property
+    def replay_overrun(self) -> bool:
+        """The same of the open replay round."""
+        return self.dealer is not None and self._replay_bytes > self._settings.receive_bytes
 
     def open_live(self) -> None:
         """Connect to the live side.
@@ -189,6 +196,7 @@ class WorkerSockets:
         """
         assert self._replay is not None
         self.stop_replay()
+        self._replay_bytes = 0
         self.dealer = self._context.socket(zmq.DEALER)
         try:
             self._prepare(self.dealer)
@@ -205,7 +213,9 @@ class WorkerSockets:
                 return
             frames = _receive(self.dealer)
             if frames is None:
+                self._replay_bytes = 0
                 return
+            self._replay_bytes += sum(map(len, frames))
             message = self._parse(frames, (3, 4))
             if message is not None and (message[0] == END or self._in_range(message[0])):
                 yield message

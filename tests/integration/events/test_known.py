@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from kvsync.discovery.model import Engine
 from kvsync.index import PrefixIndex
 from kvsync.index.match import Index, Match
-from tests.faults.publisher import neighbours
+from tests.faults.publisher import neighbours, payload
 from tests.integration.events.conftest import SETTINGS, Fleet, engine_of
 
 
@@ -106,6 +107,34 @@ async def test_what_can_not_be_decoded_costs_no_connection(known: Known) -> None
     assert known.match(3).trust == "partial"
     status = known.fleet.status()
     assert (status.connections, status.disconnections, status.counts.replays_failed) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("replay", [True, False], ids=["with-replay", "without"])
+async def test_a_worker_that_is_doubted_is_learned_anew(known: Known, replay: bool) -> None:
+    """From any thread; what was noted of the engine itself stays."""
+    publisher = known.fleet.publisher(replay_port=0 if replay else None)
+    await known.fleet.follow(publisher)
+    await known.fleet.live()
+    for n in range(3):
+        publisher.publish(n)
+    await known.holds(3)
+    assert known.match(0).trust == "exact"
+    known.index.mark_reannouncing("a")
+    known.index.apply("a", payload(1.0, 77))  # what no batch of the engine says
+    assert known.match(77).credit == 4
+    await asyncio.to_thread(known.fleet.manager.resync, "a")
+    known.fleet.manager.resync("nobody")
+    await known.fleet.until(lambda: known.match(77).credit == 0)
+    if replay:
+        await known.holds(3)
+        await known.fleet.live()
+        await known.fleet.until(lambda: known.match(0).trust == "exact")
+    else:
+        await known.fleet.until(lambda: known.match(0).trust == "partial")
+        assert known.state()["blocks"] == 0
+    assert known.state()["reannouncing"]
+    publisher.publish(5)
+    await known.fleet.until(lambda: known.match(5).credit == 4)
 
 
 async def test_ranks_are_told_apart_and_one_that_dies_takes_only_itself(known: Known) -> None:
