@@ -88,8 +88,8 @@ class LocalTokenizer:
             return unsupported(work) if self._template(work) else "no_template"
         return None
 
-    def tokens(self, work: Work) -> bytes:
-        """Packed native-endian uint32 ids of a prompt.
+    def tokens(self, work: Work, apart: bytes = b"") -> bytes:
+        """Packed native-endian uint32 ids of a prompt. What is remembered of it serves prompts with the same ``apart``.
 
         Raises:
             LocalFailed: the template or the tokenizer refused.
@@ -101,9 +101,9 @@ class LocalTokenizer:
             raise LocalFailed("no_template", "the model has no chat template")
         text = template.render(work)
         # Special tokens around the whole belong to no piece of it.
-        return self._encode(text, True) if work.add_special_tokens else self.encode_by_pieces(text)
+        return self._encode(text, True) if work.add_special_tokens else self.encode_by_pieces(text, apart)
 
-    def encode_by_pieces(self, text: str) -> bytes:
+    def encode_by_pieces(self, text: str, apart: bytes = b"") -> bytes:
         """As the whole text at once, with the beginning taken from the cache as far as it is known.
 
         Raises:
@@ -113,7 +113,7 @@ class LocalTokenizer:
         cuts = spaced(everywhere, self._spacing)
         if not cuts:
             return self._encode(text, False)
-        keys = self._keys(text, cuts)
+        keys = self._keys(text, cuts, apart)
         known: list[bytes] = []
         for key in keys:
             piece = self._cache.get(key)
@@ -153,8 +153,8 @@ class LocalTokenizer:
         for key, begin, end in reversed(list(zip(keys, [0, *ends], ends, strict=False))):
             self._cache.put(key, tokens[begin:end])
 
-    def _keys(self, text: str, cuts: Sequence[Cut]) -> list[bytes]:
-        digest = blake2b(self._seed, digest_size=16)
+    def _keys(self, text: str, cuts: Sequence[Cut], apart: bytes) -> list[bytes]:
+        digest = blake2b(self._seed, digest_size=16, key=apart)
         keys = []
         begin = 0
         for cut in cuts:

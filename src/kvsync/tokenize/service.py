@@ -5,7 +5,8 @@ budget. Where tokens stay unknown the request is routed by load, and the reason 
 
 Token ids need nothing. Text goes to the local tokenizer where that is proved for this name and shape, else to the
 remote one, whose whole answers are remembered for a while and shared by equal requests under way. Of a chat with images
-only what stands before them is known, unless a server renders it whole (``remote.render``). Without a remote
+only what stands before them is known, unless a server renders it whole (``remote.render``). What is remembered serves
+requests with the same ``cache_salt`` only: how fast tokens come must not tell what others asked. Without a remote
 tokenizer there is nobody to prove the local one by (and no KV sync): then it serves as it is.
 """
 
@@ -261,7 +262,8 @@ class TokenizerService:
 
     async def _one(self, reading: Reading, work: Work, model: str, adapter: str | None) -> tuple[bytes, Source]:
         """One prompt's tokens, cut as the request asks."""
-        tokens, source = await self._tokens(work, model, adapter)
+        apart = _apart(reading.cache_salt)
+        tokens, source = await self._tokens(work, model, adapter, apart)
         if reading.truncation is None:
             return tokens, source
         keep = self._keep(reading.truncation, model)
@@ -275,13 +277,13 @@ class TokenizerService:
         if not isinstance(work, Text):
             # A chat with special tokens around it: its text without them is known to nobody here.
             raise Untokenized("truncated_special")
-        bare, _ = await self._tokens(replace(work, add_special_tokens=False), model, adapter)
+        bare, _ = await self._tokens(replace(work, add_special_tokens=False), model, adapter, apart)
         kept = cut_text(tokens, bare, keep)
         if kept is None:
             raise Untokenized("truncated_special")
         return kept, source
 
-    async def _tokens(self, work: Work, model: str, adapter: str | None) -> tuple[bytes, Source]:
+    async def _tokens(self, work: Work, model: str, adapter: str | None, apart: bytes) -> tuple[bytes, Source]:
         """The whole tokens of one prompt, by whoever may be trusted with it."""
         name, shape, remote = adapter or model, work.shape, self._remote
         local = self._local.get(model)
@@ -290,7 +292,7 @@ class TokenizerService:
             local = None
         if local is not None and (remote is None or self._proof.state(name, shape) == "proved"):
             try:
-                tokens = await self._pool.run(local.tokens, work)
+                tokens = await self._pool.run(local.tokens, work, apart)
             except LocalFailed as error:
                 self._left_to_remote[error.cause] += 1
                 if remote is None:
@@ -301,15 +303,15 @@ class TokenizerService:
                 return tokens, "local"
         if remote is None:
             raise Untokenized("no_tokenizer")
-        return await self._remote_tokens(remote, local, work, model, name)
+        return await self._remote_tokens(remote, local, work, model, name, apart)
 
     async def _remote_tokens(
-        self, remote: RemoteTokenizer, local: LocalTokenizer | None, work: Work, model: str, name: str
+        self, remote: RemoteTokenizer, local: LocalTokenizer | None, work: Work, model: str, name: str, apart: bytes
     ) -> tuple[bytes, Source]:
         if work.size > LARGE:
-            body, key = await self._pool.run(_question_and_key, work, name)
+            body, key = await self._pool.run(_question_and_key, work, name, apart)
         else:
-            body, key = _question_and_key(work, name)
+            body, key = _question_and_key(work, name, apart)
         remembered = self._answers.get(key)
         if remembered is not None:
             return remembered, "cache"
@@ -319,7 +321,7 @@ class TokenizerService:
             self._answers.put(key, tokens)
             # Answers from the cache or a shared call are no further evidence: only this one is compared.
             if local is not None and self._proof.wants_comparison(name, work.shape):
-                self._later(self._compare_local(local, work, name, tokens))
+                self._later(self._compare_local(local, work, name, tokens, apart))
             return tokens
 
         return await self._flights.run(key, call), "remote"
@@ -374,9 +376,9 @@ class TokenizerService:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _compare_local(self, local: LocalTokenizer, work: Work, name: str, remote: bytes) -> None:
+    async def _compare_local(self, local: LocalTokenizer, work: Work, name: str, remote: bytes, apart: bytes) -> None:
         try:
-            tokens = await self._pool.run(local.tokens, work)
+            tokens = await self._pool.run(local.tokens, work, apart)
         except LocalFailed as error:
             self._comparisons[f"local_{error.cause}"] += 1
         except QueueFull:
@@ -398,9 +400,14 @@ class TokenizerService:
         self._proof.compared(name, shape, local, remote)
 
 
-def _question_and_key(work: Work, name: str) -> tuple[bytes, bytes]:
+def _question_and_key(work: Work, name: str, apart: bytes) -> tuple[bytes, bytes]:
     body = question(work, name)
-    return body, blake2b(body, digest_size=16).digest()
+    return body, blake2b(body, digest_size=16, key=apart).digest()
+
+
+def _apart(cache_salt: str | None) -> bytes:
+    """What keeps the memories of requests with different salts apart."""
+    return b"" if cache_salt is None else blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _prompt(tokens: bytes) -> Prompt:

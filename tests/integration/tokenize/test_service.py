@@ -208,8 +208,18 @@ async def test_every_field_that_affects_the_tokens_is_part_of_the_key(house: Hou
     assert (await ask(service, CHAT, user("hi"), adapter="adapter")).source == "remote"
     assert len(house.engine.bodies) == len(variants) + 1
     for body in variants:
-        result = await ask(service, CHAT, {**body, "temperature": 0.5, "max_tokens": 9, "cache_salt": "s"})
-        assert result.source == "cache", "sampling and salt do not change the tokens"
+        result = await ask(service, CHAT, {**body, "temperature": 0.5, "max_tokens": 9})
+        assert result.source == "cache", "sampling does not change the tokens"
+
+
+async def test_what_is_remembered_serves_requests_with_the_same_salt_only(house: House) -> None:
+    """(X3) How fast tokens come must not tell what another asked."""
+    service = await house.service(tokenizer=None)
+    sources = []
+    for salt in ("a", "a", "b", None, "b", "a", None):
+        body = user("hi") if salt is None else {**user("hi"), "cache_salt": salt}
+        sources.append((await ask(service, CHAT, body)).source)
+    assert sources == ["remote", "cache", "remote", "remote", "cache", "cache", "cache"]
 
 
 async def test_equal_requests_under_way_share_one_call(house: House) -> None:

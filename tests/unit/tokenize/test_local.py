@@ -237,6 +237,21 @@ def test_a_conversation_is_tokenized_from_its_last_known_piece_on() -> None:
     assert cache_.stats()["hits"] == known["hits"] + known["entries"], "all pieces of the shorter text were found"
 
 
+def test_pieces_are_shared_within_one_salt_only() -> None:
+    """(X3) How fast tokens come must not tell what another asked."""
+    cache_ = TokenCache(1 << 20)
+    local = LocalTokenizer(made("byte_level"), cache_, spacing=1)
+    text = "<|im_start|>user\nhi<|im_end|>\n" * 5
+    plain = local.encode_by_pieces(text)
+    entries = cache_.stats()["entries"]
+    assert entries
+    for salts, apart in enumerate((b"a", b"b"), start=2):
+        assert local.encode_by_pieces(text, apart) == plain
+        assert cache_.stats()["entries"] == salts * entries
+        assert local.encode_by_pieces(text, apart) == plain
+        assert cache_.stats()["entries"] == salts * entries
+
+
 def test_the_head_of_a_long_chain_outlives_its_tail() -> None:
     """A full cache drops late pieces first: without the early ones they could never be found."""
     turns = [f"<|im_start|>user\nhello world {n}<|im_end|>\n" for n in range(40)]
