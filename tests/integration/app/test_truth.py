@@ -246,6 +246,22 @@ async def test_a_fault_in_a_policy_costs_no_request(tmp_path: Path, monkeypatch:
         assert (await gateway.metrics()).total("kvsync_routing_faults_total") == 1
 
 
+async def test_an_answer_does_not_tell_what_was_known_of_its_prompt(tmp_path: Path) -> None:
+    """Its fields are the same whether nothing of it, a part or all was credited; only the request's name differs. (What
+    the engine's body reports is the engine's.) Match lengths are on the admin port alone (X3)."""
+    async with Engine("a") as engine, serving(tmp_path, engine) as gateway:
+        seen = []
+        for held, prompt in ((0, [9, *PROMPT]), (160, [*PROMPT[:160], *PROMPT]), (320, PROMPT)):
+            if held:
+                engine.store(prompt[:held])
+                await gateway.credited("a", prompt, held)
+            answer, decision = await gateway.complete("tiny", prompt)
+            assert decision.credited == held
+            names = {name.lower(): value for name, value in answer.headers.items()}
+            seen.append({name: value for name, value in names.items() if name not in ("request-id", "content-length")})
+        assert seen[0] == seen[1] == seen[2]
+
+
 # ---- forgetting by order, and going
 
 

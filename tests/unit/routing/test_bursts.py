@@ -124,3 +124,25 @@ def test_new_engines_get_their_share_under_sticky_load(policy: str) -> None:
     total = sum(late.values())
     assert late.get("n0", 0) > total / 12
     assert late.get("n1", 0) > total / 12
+
+
+def test_a_gateway_that_follows_the_same_engines_sends_known_prefixes_to_the_same_ones() -> None:
+    """Nothing is shared between two gateways but what the engines tell both: when one is killed, the other sends at
+    least 95 % of known prefixes where they went before (M2)."""
+    first, second = fleet(4, seed=1), fleet(4, seed=99)
+    one, other = Simulation(first), Simulation(second)
+    sessions = [[1000 * s + i for i in range(600)] for s in range(200)]
+    went = {}
+    for s, session in enumerate(sessions):
+        decision, ticket = first.ask(tokenized(session))
+        went[s] = decision.chosen.worker
+        ticket.end("ok")
+        one.warm(went[s], tokenized(session))
+        other.warm(went[s], tokenized(session))
+    assert len(set(went.values())) == 4
+    held = 0
+    for s, session in enumerate(sessions):
+        decision, ticket = second.ask(tokenized([*session, 7, 7]))
+        held += decision.chosen.worker == went[s]
+        ticket.end("ok")
+    assert held >= 0.95 * len(sessions)
