@@ -10,6 +10,8 @@ from http import HTTPStatus
 
 import msgspec
 
+from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, RoutingError
+
 ECHO = 200
 """Characters of a client's own words that an error repeats."""
 
@@ -191,6 +193,19 @@ def routing_failed(reason: str) -> Problem:
         reason=reason,
         headers=((b"x-error-routing", b"true"),),
     )
+
+
+def not_routed(error: RoutingError) -> Problem:
+    """The router's refusal."""
+    if isinstance(error, NoSuchModel):
+        return no_such_model(error.subject)
+    if isinstance(error, NoReadyEngine):
+        return no_ready_engine(error.subject)
+    if isinstance(error, BadPolicy):
+        return bad_policy(error.subject)
+    if isinstance(error, BadFilter):
+        return bad_filter(error.subject)
+    return routing_failed(error.reason)
 
 
 def too_many_connections() -> Problem:

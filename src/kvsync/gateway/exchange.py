@@ -6,9 +6,7 @@ What must always hold:
 - A request is sent again only while no engine has given a byte of an answer, and only as often as ``retries`` and the
   fleet's budget allow.
 - The body goes out as it came in, but for the salt that a tenant's policy sets or removes and the usage that
-  ``audit.inject_usage`` asks for; the answer's status, body bytes and end-to-end fields come back as they are, without
-  what was asked for in the client's name.
-- An answer that the engine does not say is whole is never passed on as a whole one.
+  ``audit.inject_usage`` asks for. What comes back is :mod:`.relay`'s business.
 - Every wait has a deadline of its own: tokens, connection, sending, first byte, next byte. There is none on the total.
 - When the client leaves, nothing of its request goes on.
 """
@@ -19,24 +17,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from kvsync.config import GatewaySettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.gateway import body, errors
 from kvsync.gateway.auth import Tenants
 from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field, Wishes, answer_fields, is_event_stream
+from kvsync.gateway.headers import Field, Wishes, printable
 from kvsync.gateway.http1 import ClientConnection, Running
-from kvsync.gateway.inject import STREAMS, UsageChunk, ask_for_usage
+from kvsync.gateway.inject import ask_for_usage
 from kvsync.gateway.ports import Fleet, JsonObject, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
 from kvsync.gateway.reader import Admitted, Request
+from kvsync.gateway.relay import Relay
 from kvsync.gateway.salts import Salts
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
-from kvsync.gateway.usage import UsageTail
 from kvsync.routing.decision import Decision, Query
-from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, RoutingError
+from kvsync.routing.errors import RoutingError
 from kvsync.tokenize.types import TokenizedRequest
 
 _log = logging.getLogger(__name__)
@@ -73,13 +70,13 @@ class Exchange:
     """
 
     __slots__ = (
+        "_answer",
         "_client",
         "_connection",
         "_deadline",
         "_decision",
         "_exclude",
         "_model",
-        "_needs_done",
         "_over",
         "_paused",
         "_query",
@@ -88,17 +85,13 @@ class Exchange:
         "_retries",
         "_rooms",
         "_route",
-        "_seen_body",
         "_since",
-        "_status",
         "_taken_at",
         "_task",
         "_tenant",
         "_ticket",
         "_tokenized",
         "_unsent",
-        "_usage",
-        "_usage_chunk",
         "_wishes",
     )
 
@@ -121,17 +114,12 @@ class Exchange:
         self._reset_elsewhere = rooms.settings.retry_fresh_reset
         self._task: asyncio.Future[TokenizedRequest] | asyncio.Future[UpstreamConnection] | None = None
         self._connection: UpstreamConnection | None = None
-        self._usage = UsageTail()
-        self._usage_chunk: UsageChunk | None = None
-        """To be taken out of the answer."""
-        self._status = 0
-        self._seen_body = False
+        self._answer = Relay(client)
         self._paused = False
         self._deadline = 0.0
         self._unsent = 0
         self._taken_at = 0.0
         """When the engine last took some of the request."""
-        self._needs_done = False
         self._over = False
 
     # ---- read, tokenize, choose
@@ -172,7 +160,7 @@ class Exchange:
         if with_usage is not None:
             self._request.body = with_usage
             self._wishes.take_plain()  # a compressed stream could not be looked into
-            self._usage_chunk = UsageChunk()
+            self._answer.expect_usage()
 
     def _await_tokens(self, tokens: Awaitable[TokenizedRequest]) -> None:
         task = asyncio.ensure_future(tokens, loop=self._rooms.loop)
@@ -206,7 +194,7 @@ class Exchange:
         try:
             self._decision, self._ticket = self._rooms.routing.choose(query)
         except RoutingError as error:
-            self._refuse(errors.engine_unreachable(after) if after else _problem(error))
+            self._refuse(errors.engine_unreachable(after) if after else errors.not_routed(error))
             return
         except Exception:
             # A fault in a policy must not leave a client waiting for ever.
@@ -288,67 +276,48 @@ class Exchange:
     def on_head(
         self, status: int, phrase: bytes, fields: list[Field], length: int | None, *, until_close: bool
     ) -> None:
-        self._status = status
         assert self._connection is not None
-        lines = answer_fields(fields)
-        lines.append(
-            b"request-id: %b\r\nrouting-strategy: %b\r\ntarget-pod: %b\r\ntarget-pod-ip: %b\r\n"
-            % (
-                self._wishes.request_id,
-                _printable(self._decision.policy),
-                _printable(self._decision.chosen.engine.name),
-                self._connection.peer,
-            )
+        chosen = self._decision.chosen
+        own = b"request-id: %b\r\nrouting-strategy: %b\r\ntarget-pod: %b\r\ntarget-pod-ip: %b\r\n" % (
+            self._wishes.request_id,
+            printable(self._decision.policy),
+            printable(chosen.engine.name),
+            self._connection.peer,
         )
         if self._rooms.settings.reveal_match:
-            chosen = self._decision.chosen
             told = (chosen.match.credit, chosen.expected, chosen.match.trust.encode())
-            lines.append(b"x-kvsync-match: credit=%d;expected=%d;trust=%b\r\n" % told)
-        stream = status == 200 and is_event_stream(fields)
-        self._needs_done = until_close and stream and self._route.path in STREAMS
-        if not stream:
-            self._usage_chunk = None
-        elif self._usage_chunk is not None:
-            length = None  # it will be shorter
-        self._client.start(status, phrase, lines, length, until_close=until_close)
+            own += b"x-kvsync-match: credit=%d;expected=%d;trust=%b\r\n" % told
+        self._answer.start(self._route.path, status, phrase, fields, own, length, until_close)
 
     def on_body(self, piece: bytes) -> None:
-        if not self._seen_body:
-            self._seen_body = True
+        if not self._answer.begun:
             if self._ticket is not None:
                 self._ticket.first_byte()
             self._rooms.telemetry.first_byte(self._route.path, self._rooms.loop.time() - self._since)
-        self._usage.add(piece)
-        self._pass_on(piece if self._usage_chunk is None else self._usage_chunk.feed(piece))
-
-    def _pass_on(self, piece: bytes) -> None:
-        if piece:  # an empty chunk would end the answer
-            self._client.body(piece)
+        self._answer.body(piece)
 
     def on_pause(self) -> None:
         deadline = self._rooms.loop.time() + self._rooms.settings.idle_timeout
         # Some engines send the head of a stream before they begin with the prompt: the wait for it is still on.
-        self._deadline = deadline if self._seen_body else max(self._deadline, deadline)
+        self._deadline = deadline if self._answer.begun else max(self._deadline, deadline)
         self._client.flush()
 
     def on_end(self) -> None:
         self._connection = None
-        if self._needs_done and not self._usage.ends_with_done():
+        if not self._answer.whole():
             self._cut("upstream_died")
             return
-        if self._usage_chunk is not None:
-            self._pass_on(self._usage_chunk.rest())
-        status = self._status
+        status = self._answer.status
         self._release("ok" if status < 400 else "request_error" if status < 500 else "engine_error")
         self._over = True
-        self._client.end()
+        self._answer.end()
         rooms = self._rooms
         rooms.telemetry.answered(self._route.path, status, rooms.loop.time() - self._since, "engine")
-        rooms.on_answer(self._decision, self._tokenized, status, self._usage.find() if status == 200 else None)
+        rooms.on_answer(self._decision, self._tokenized, status, self._answer.usage())
 
     def on_lost(self, outcome: Outcome) -> None:
         connection, self._connection = self._connection, None
-        if self._status:
+        if self._answer.status:
             self._cut(outcome)
         elif outcome == "reset" and connection is not None and connection.reused:
             # The engine closed its idle connection just as the request went out: the same engine, once more. It never
@@ -368,9 +337,7 @@ class Exchange:
         self._release(outcome)
         self._over = True
         self._rooms.telemetry.cut(self._route.path, outcome)
-        if self._usage_chunk is not None:
-            self._pass_on(self._usage_chunk.rest())
-        self._client.cut()
+        self._answer.cut()
 
     def _fail(self, outcome: Outcome, problem: Problem) -> None:
         self._release(outcome)
@@ -415,13 +382,13 @@ class Exchange:
         connection = self._connection
         if connection is None:
             return
-        if self._unsent and not self._status and not self._still_sending(connection, now):
+        if self._unsent and not self._answer.status and not self._still_sending(connection, now):
             return
         if self._paused or now < self._deadline:
             return
         self._connection = None
         connection.abort()
-        if self._status:
+        if self._answer.status:
             self._cut("idle_timeout")
         else:
             self._fail("first_byte_timeout", errors.first_byte_timeout(self._rooms.settings.first_byte_timeout))
@@ -439,24 +406,6 @@ class Exchange:
             self._elsewhere("send_timeout")
             return False
         return True
-
-
-def _problem(error: RoutingError) -> Problem:
-    if isinstance(error, NoSuchModel):
-        return errors.no_such_model(error.subject)
-    if isinstance(error, NoReadyEngine):
-        return errors.no_ready_engine(error.subject)
-    if isinstance(error, BadPolicy):
-        return errors.bad_policy(error.subject)
-    if isinstance(error, BadFilter):
-        return errors.bad_filter(error.subject)
-    return errors.routing_failed(error.reason)
-
-
-@lru_cache(4096)
-def _printable(name: str) -> bytes:
-    """A name as a header value: what is not printable ASCII becomes ``?``."""
-    return bytes(ord(char) if " " <= char <= "~" else 0x3F for char in name)
 
 
 __all__ = ["Exchange", "Rooms"]

@@ -7,6 +7,7 @@ and the gateway's own fields appear once. Values are those that the parser let t
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from random import getrandbits
 from typing import TypeAlias
 
@@ -104,6 +105,12 @@ def answer_fields(fields: list[Field]) -> list[bytes]:
     ]
 
 
+@lru_cache(4096)
+def printable(name: str) -> bytes:
+    """A name as a header value: what is not printable ASCII becomes ``?``."""
+    return bytes(ord(char) if " " <= char <= "~" else 0x3F for char in name)
+
+
 def is_event_stream(fields: list[Field]) -> bool:
     """Whether an answer's body is a stream of server-sent events, as it stands (not compressed)."""
     stream = False
@@ -131,4 +138,4 @@ def _text(value: bytes) -> str | None:
     return value.decode("latin-1").strip() or None
 
 
-__all__ = ["CREDENTIALS", "Field", "Wishes", "answer_fields", "is_event_stream"]
+__all__ = ["CREDENTIALS", "Field", "Wishes", "answer_fields", "is_event_stream", "printable"]

@@ -169,6 +169,8 @@ class ClientConnection(asyncio.Protocol):
             if reader.in_message and not reader.deaf:
                 self._telemetry.connection("incomplete_request")
             return False  # close, after what is still to be sent
+        if not self._transport.can_write_eof():
+            return False  # TLS knows no half of a connection
         self._eof_at = self._loop.time()
         self._probe()
         self._loop.call_later(PROBE_EVERY, self._check_peer)

@@ -36,6 +36,9 @@ class Transport:
     def get_extra_info(self, name: str) -> tuple[str, int]:
         return ("127.0.0.1", 1)
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def get_write_buffer_size(self) -> int:
         return 0
 
