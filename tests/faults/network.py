@@ -26,6 +26,7 @@ class Proxy:
         host, _, port = address.rpartition(":")
         self._target = host, int(port)
         self._pairs: set[_Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._gates: dict[Direction, asyncio.Event] = {"to": asyncio.Event(), "from": asyncio.Event()}
         for gate in self._gates.values():
             gate.set()
@@ -44,9 +45,10 @@ class Proxy:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.refuse()
-        for direction in self._gates:
-            self.release(direction)
         self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def endpoint(self) -> str:
@@ -92,6 +94,14 @@ class Proxy:
             self._gates[direction].set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with suppress(asyncio.CancelledError):  # the test is over
+            await self._connect(reader, writer)
+        self._tasks.discard(task)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             other_reader, other_writer = await asyncio.open_connection(*self._target)
         except OSError:
@@ -131,8 +141,9 @@ class _Pair:
     def close(self, reset: bool = False) -> None:
         for writer in self.writers:
             if reset:
-                linger = struct.pack("ii", 1, 0)
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                with suppress(OSError):  # it was closed just now
+                    linger = struct.pack("ii", 1, 0)
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.transport.abort()
             else:
                 writer.close()

@@ -26,15 +26,14 @@ async def settled(gateway: Serving, engine: Engine) -> str:
 
     async def look() -> str | None:
         row = (await gateway.workers())[engine.name]
-        current = row["state"] in ("live", "silent") and row["last_sequence"] == engine.publisher.published - 1
-        return str(row["trust"]) if current else None
+        followed = row["state"] in ("live", "silent") and row["last_sequence"] == engine.publisher.published - 1
+        return str(row["trust"]) if followed and row["trust"] != "none" else None
 
     return await until(look, "the stream followed again")
 
 
 async def judge(gateway: Serving, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
     trust = await settled(gateway, engine)
-    assert trust in ("exact", "partial")
     for prompt in prompts:
         credit = await gateway.credit(engine.name, model="tiny", tokens=list(prompt))
         held = engine.holds(prompt)
