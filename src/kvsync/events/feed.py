@@ -26,9 +26,7 @@ class Feed:
     def __init__(self, sink: Sink, timer: Timer | None) -> None:
         self._sink = sink
         self._timer = timer
-        self._batch: list[tuple[str, bytes]] = []
-        self._origins: list[tuple[Followed, int]] = []
-        """Whose each of them is, and its number."""
+        self._read: list[tuple[Followed, int, bytes]] = []
         self._observers: tuple[Observer, ...] = ()
         self._lock = threading.Lock()
         """Guards changes of ``_observers``."""
@@ -42,26 +40,24 @@ class Feed:
             self._observers = tuple(o for o in self._observers if o is not observer)
 
     def add(self, followed: Followed, seq: int, payload: bytes) -> None:
-        self._batch.append((followed.target.worker, payload))
-        self._origins.append((followed, seq))
+        self._read.append((followed, seq, payload))
 
     def drop(self) -> None:
         """Whatever was added is not handed over."""
-        self._batch, self._origins = [], []
+        self._read = []
 
     def hand_over(self) -> None:
         """Give the sink what was added."""
-        batch, origins = self._batch, self._origins
-        if not batch:
+        if not self._read:
             return
-        self.drop()
-        last = dict(origins)
+        read, self._read = self._read, []
+        last = {followed: seq for followed, seq, _ in read}
         started = time.perf_counter()
         try:
-            self._sink.apply_many(batch)
+            self._sink.apply_many([(followed.target.worker, payload) for followed, _, payload in read])
         except Exception:
             # A fault of the sink. Which batches it took is unknown, so nothing may be believed of these workers.
-            log.exception("the index failed on a drain of %d batches", len(batch))
+            log.exception("the index failed on a drain of %d batches", len(read))
             for followed in last:
                 followed.errors["sink"] += 1
                 self._sink.forget(followed.target.worker)
@@ -71,7 +67,7 @@ class Feed:
             if self._timer is not None:
                 self._timer.applied(followed.target.worker, seconds)
         if self._observers:
-            for (_, payload), (followed, seq) in zip(batch, origins, strict=True):
+            for followed, seq, payload in read:
                 self._show(followed, seq, payload)
 
     def _show(self, followed: Followed, seq: int, payload: bytes) -> None:

@@ -70,6 +70,8 @@ class Followed:
         self.refused = False
         """Somebody answered in place of the engine since it was last connected."""
         self.logged: State | None = None
+        self.judged: State | None = None
+        """The state in which it was last asked whether the worker may be relied on; that can't change within one."""
         self.applied: int | None = None
         """The last number that the sink has taken."""
         self.relied_on = False
@@ -84,7 +86,7 @@ class Followed:
 
     @property
     def usable(self) -> bool:
-        return self.stream.current and not self.asleep and not self.mute
+        return not self.asleep and self.stream.current and not self.mute
 
     @property
     def mute(self) -> bool:

@@ -464,8 +464,10 @@ class Reader:
         if outdated:
             self._feed.hand_over()
             self._sink.forget(worker)
-        followed.caught_up()
-        self._tell_usable(followed)
+        if followed.stream.state is not followed.judged:
+            followed.judged = followed.stream.state
+            followed.caught_up()
+            self._tell_usable(followed)
 
     def _tell_usable(self, followed: Followed) -> None:
         if followed.usable is not followed.relied_on:

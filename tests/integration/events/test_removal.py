@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvsync.events.contracts import Target
 from kvsync.index import PrefixIndex
 from kvsync.index.match import Index
 from kvsync.index.reference import ReferenceIndex
@@ -49,6 +50,18 @@ class Held:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.index, name)
+
+
+def target_of(publisher: Publisher, worker: str = "a") -> Target:
+    return Target(
+        worker=worker,
+        engine=worker,
+        source_pod=worker,
+        model="m",
+        rank=0,
+        events=publisher.events,
+        replay=publisher.replay,
+    )
 
 
 PROMPT = [1] * 4 + [0]
@@ -121,6 +134,30 @@ async def test_an_engine_that_comes_again_meanwhile_is_followed_and_gets_nothing
     finally:
         gate.release()
         await fleet.close()
+
+
+async def test_a_command_of_before_a_removal_does_not_bring_the_worker_back(fleet: Fleet) -> None:
+    """Even one that nobody waits for any more and that the reader comes to only afterwards."""
+    gate = Gate()
+    busy, gone, again = fleet.publisher(), fleet.publisher(already=[1]), fleet.publisher(already=[2])
+    await fleet.follow(busy, "busy")
+    await fleet.live("busy")
+    fleet.sink.slow = gate
+    busy.publish(1)
+    assert await asyncio.to_thread(gate.reached.wait, 10)
+    reader = fleet.manager._reader
+    assert reader is not None
+    first = reader.follow(target_of(gone))
+    reader.unfollow("a")
+    second = reader.follow(target_of(again))
+    fleet.sink.slow = None
+    gate.release()
+    await asyncio.wrap_future(first)
+    await asyncio.wrap_future(second)
+    await fleet.holds([2])
+    assert [call for call in fleet.sink.calls if call[1] == "a"] == [("remove", "a"), ("add", "a")]
+    assert reader.status("a") is not None
+    reader.unfollow("a")
 
 
 async def test_turning_off_waits_for_nothing_either(fleet: Fleet) -> None:
