@@ -2,8 +2,8 @@
 //!
 //! A store whose parent is unknown (an *orphan*) and whose first block is what a run's prompt goes on with has that run's
 //! last block as its parent, if nothing else goes on like that. That is a guess: two prompts may go on alike. A second
-//! orphan with the same content refutes it, and so does a block that has the key itself; the key is *disputed* then, and
-//! nothing counts that stands behind it.
+//! orphan with the same content refutes it, and so does a block that has the key itself; the key is *disputed* then,
+//! nothing counts that stands behind it, and what was removed by its name may have been any block.
 //!
 //! What must always hold: no two names have the same key or the same content; a disputed key stays so for as long as
 //! anything may stand behind it, which is until all that is known of the worker goes.
@@ -14,6 +14,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::event::EngineHash;
 use crate::key::BlockKey;
+use crate::store::Spot;
 
 /// Names per worker; the oldest makes room.
 pub const NAMES: usize = 4096;
@@ -29,6 +30,13 @@ pub(crate) struct Named {
     pub depth: u32,
     /// The content of the block behind it.
     pub content: BlockKey,
+}
+
+impl Named {
+    /// Where the block stands, which hangs on this name itself.
+    pub(crate) fn spot(self) -> Spot {
+        Spot { key: self.key, depth: self.depth, via: Some(self.key) }
+    }
 }
 
 /// See the module.

@@ -216,11 +216,8 @@ impl Index {
                 continue;
             };
             let size = worker.block_size();
-            let mut chain = (size > 0).then(|| chains.entry(size).or_insert_with(|| prompt.chain(size)));
-            let answer = worker.lookup(chain.as_deref_mut(), prompt.tokens.len());
-            if let (Some(chain), Some(_)) = (chain, self.max_blocks) {
-                worker.note_read(&answer, chain);
-            }
+            let chain = (size > 0).then(|| chains.entry(size).or_insert_with(|| prompt.chain(size)));
+            let answer = worker.lookup(chain, prompt.tokens.len(), self.max_blocks.is_some());
             found.push((Arc::clone(registered), answer));
         }
         found

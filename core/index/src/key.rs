@@ -113,14 +113,23 @@ impl<'a> KeyChain<'a> {
     }
 
     /// The key of block `i`, which must lie within the prompt.
+    #[inline]
     pub fn key(&mut self, i: usize) -> BlockKey {
-        while self.keys.len() <= i {
-            let at = self.keys.len();
-            let parent = self.keys.last().copied().unwrap_or(self.root);
-            let tokens = self.tokens(at).expect("a block of the prompt");
-            self.keys.push(parent.child(tokens, self.extra.get(at).map_or(&[][..], Vec::as_slice)));
+        match self.keys.get(i) {
+            Some(key) => *key,
+            None => self.compute_to(i),
         }
-        self.keys[i]
+    }
+
+    #[cold]
+    fn compute_to(&mut self, i: usize) -> BlockKey {
+        let mut key = self.keys.last().copied().unwrap_or(self.root);
+        for at in self.keys.len()..=i {
+            let tokens = self.tokens(at).expect("a block of the prompt");
+            key = key.child(tokens, self.extra.get(at).map_or(&[][..], Vec::as_slice));
+            self.keys.push(key);
+        }
+        key
     }
 }
 

@@ -97,10 +97,17 @@ impl Runs {
         dropped
     }
 
-    /// A removal at this position may have named any block.
+    /// A removal at this position may have named any block: runs of before are doubtful.
     pub(crate) fn doubt(&mut self, position: u64) {
-        self.doubtful_to = position;
-        self.held = 0;
+        if position > self.doubtful_to {
+            self.doubtful_to = position;
+            self.held = match self.runs.last_key_value() {
+                Some((newest, _)) if *newest > position => {
+                    self.with.values().filter(|runs| self.newest_lives(runs)).count()
+                }
+                _ => 0,
+            };
+        }
     }
 
     /// This block went, or was not there, at a position: runs end that have it from before.

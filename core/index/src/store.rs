@@ -29,6 +29,23 @@ use crate::key::BlockKey;
 
 pub(crate) use cut::{Census, Cut};
 
+/// Where a block stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub key: BlockKey,
+    /// Blocks before it in its chain.
+    pub depth: u32,
+    /// The key of the adopted name on which both hang.
+    pub via: Option<BlockKey>,
+}
+
+impl Spot {
+    /// Of the block with this key that stands behind this one.
+    pub(crate) fn next(self, key: BlockKey) -> Self {
+        Self { key, depth: self.depth.saturating_add(1), via: self.via }
+    }
+}
+
 /// The number of a slab entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Slot(u32);
@@ -109,6 +126,13 @@ impl Block {
     fn is_read(&self) -> bool {
         self.read.load(Ordering::Relaxed)
     }
+
+    fn note_read(&self) {
+        // most are noted already, and a write would cost every reader its cache line
+        if !self.is_read() {
+            self.read.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// See the module.
@@ -119,6 +143,8 @@ pub(crate) struct Store {
     names: HashTable<Slot>,
     keys: HashTable<Slot>,
     hidden: HashMap<BlockKey, u32>,
+    /// Of the few blocks that hang on an adopted name: its key.
+    via: HashMap<Slot, BlockKey>,
     places: BTreeMap<(Tier, i64), Place>,
     /// By number of place.
     tiers: Vec<Tier>,
@@ -272,10 +298,14 @@ impl Store {
 
     // -- keys
 
-    /// The key of a block that has one, and how many blocks stand before it in its chain.
-    pub(crate) fn key(&self, slot: Slot) -> Option<(BlockKey, u32)> {
+    /// Where a block stands that has a key.
+    pub(crate) fn spot(&self, slot: Slot) -> Option<Spot> {
         let block = &self.blocks[slot.at()];
-        (block.placement != Placement::None).then_some((block.key, block.depth))
+        (block.placement != Placement::None).then(|| Spot {
+            key: block.key,
+            depth: block.depth,
+            via: if self.via.is_empty() { None } else { self.via.get(&slot).copied() },
+        })
     }
 
     /// Has any block this key, hidden ones too?
@@ -298,10 +328,14 @@ impl Store {
         self.keys.find(self.hasher.hash_one(key), |slot| self.blocks[slot.at()].key == key).copied()
     }
 
-    /// Give a block without a key its key.
-    pub(crate) fn set_key(&mut self, slot: Slot, key: BlockKey, depth: u32) {
-        debug_assert!(self.key(slot).is_none(), "a known hash keeps its key");
+    /// Give a block without a key its place in a chain.
+    pub(crate) fn set_spot(&mut self, slot: Slot, spot: Spot) {
+        debug_assert!(self.spot(slot).is_none(), "a known hash keeps its key");
+        let Spot { key, depth, via } = spot;
         self.totals.placed += 1;
+        if let Some(via) = via {
+            self.via.insert(slot, via);
+        }
         self.blocks[slot.at()].depth = depth;
         self.blocks[slot.at()].key = key;
         self.blocks[slot.at()].placement = Placement::Hidden;
@@ -347,11 +381,14 @@ impl Store {
             }
         }
         self.totals.placed -= 1;
+        if !self.via.is_empty() {
+            self.via.remove(&slot);
+        }
     }
 
-    /// A lookup along a chain of keys.
-    pub(crate) fn walk(&self) -> Walk<'_> {
-        Walk { store: self, next: 0 }
+    /// A lookup along a chain of keys; with `note_reads` what it finds held is read from then on.
+    pub(crate) fn walk(&self, note_reads: bool) -> Walk<'_> {
+        Walk { store: self, next: 0, note_reads }
     }
 }
 
@@ -360,35 +397,47 @@ impl Store {
 pub(crate) struct Walk<'s> {
     store: &'s Store,
     next: usize,
+    note_reads: bool,
 }
 
-impl Walk<'_> {
+impl<'s> Walk<'s> {
     /// Does the place hold the one block of this key? Doubtful copies count with `even_doubtful`.
+    #[inline]
     pub(crate) fn held(&mut self, place: Place, key: BlockKey, even_doubtful: bool) -> bool {
-        self.find(key).is_some_and(|slot| self.store.copies(place, slot).held(even_doubtful))
-    }
-
-    /// A lookup found the one block of this key.
-    pub(crate) fn note_read(&mut self, key: BlockKey) {
-        if let Some(slot) = self.find(key) {
-            let read = &self.store.blocks[slot.at()].read;
-            // most are noted already, and a write would cost every reader its cache line
-            if !read.load(Ordering::Relaxed) {
-                read.store(true, Ordering::Relaxed);
+        self.find(key).is_some_and(|(slot, block)| {
+            let copies = if place == Place::HOME { block.home } else { self.store.copies(place, slot) };
+            let held = copies.held(even_doubtful);
+            if self.note_reads && held {
+                block.note_read();
             }
+            held
+        })
+    }
+
+    /// A lookup found the one block of this key, wherever it is.
+    pub(crate) fn note_read(&mut self, key: BlockKey) {
+        if let Some((_, block)) = self.find(key) {
+            block.note_read();
         }
     }
 
-    fn find(&mut self, key: BlockKey) -> Option<Slot> {
-        let blocks = &self.store.blocks;
-        let is_it = |at: usize| blocks.get(at).is_some_and(|b| b.key == key && b.placement == Placement::Known);
-        if is_it(self.next) {
-            self.next += 1;
-            return Some(Slot(self.next as u32 - 1));
+    #[inline]
+    fn find(&mut self, key: BlockKey) -> Option<(Slot, &'s Block)> {
+        let at = self.next;
+        match self.store.blocks.get(at) {
+            Some(block) if block.key == key && block.placement == Placement::Known => {
+                self.next += 1;
+                Some((Slot(at as u32), block))
+            }
+            _ => self.probe(key),
         }
+    }
+
+    #[cold]
+    fn probe(&mut self, key: BlockKey) -> Option<(Slot, &'s Block)> {
         let slot = self.store.find_key(key)?;
         self.next = slot.at() + 1;
-        Some(slot)
+        Some((slot, &self.store.blocks[slot.at()]))
     }
 }
 

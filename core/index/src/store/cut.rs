@@ -118,6 +118,7 @@ impl Store {
         for side in &mut self.side {
             *side = side.drain().map(|(slot, copies)| (moved[&slot], copies)).collect();
         }
+        self.via = self.via.drain().map(|(slot, via)| (moved[&slot], via)).collect();
         self.doubtful = self.doubtful.drain().map(|(place, slot)| (place, moved[&slot])).collect();
     }
 }

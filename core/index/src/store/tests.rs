@@ -17,6 +17,7 @@ impl Store {
             let slot = Slot(at as u32);
             let places: Vec<_> = self.places.iter().map(|(of, place)| (of.0, self.copies(*place, slot))).collect();
             assert_eq!(block.places as usize, places.iter().filter(|(_, copies)| copies.count() > 0).count());
+            assert!(live(&slot) || !self.via.contains_key(&slot));
             assert_eq!(live(&slot), block.places > 0, "a block lives while a place holds it");
             if !live(&slot) {
                 assert!(block.placement == Placement::None && !block.is_read());
@@ -33,11 +34,11 @@ impl Store {
                 Placement::None => {}
                 Placement::Known => {
                     assert_eq!(same_key.count(), 1);
-                    assert_eq!(self.walk().find(block.key), Some(slot));
+                    assert_eq!(self.walk(false).find(block.key).map(|(slot, _)| slot), Some(slot));
                 }
                 Placement::Hidden => {
                     assert_eq!(self.hidden[&block.key] as usize, same_key.count());
-                    assert_eq!(self.walk().find(block.key), None);
+                    assert!(self.walk(false).find(block.key).is_none());
                 }
             }
         }
@@ -109,9 +110,13 @@ impl Plain {
     }
 }
 
-/// Two keys of each depth.
+/// Two keys of each depth; those of depth 1 hang on a name.
 fn depth(key: u64) -> u32 {
     key as u32 / 2
+}
+
+fn spot(key: u64) -> Spot {
+    Spot { key: BlockKey(key), depth: depth(key), via: (depth(key) == 1).then_some(BlockKey(77)) }
 }
 
 proptest! {
@@ -141,9 +146,9 @@ proptest! {
                 }
                 Step::Key(name, key) => {
                     if let Some(slot) = store.find(&EngineHash::Unsigned(name))
-                        && store.key(slot).is_none()
+                        && store.spot(slot).is_none()
                     {
-                        store.set_key(slot, BlockKey(key), depth(key));
+                        store.set_spot(slot, spot(key));
                         plain.keys.insert(name, key);
                     }
                 }
@@ -169,7 +174,7 @@ proptest! {
                     prop_assert_eq!(store.drop_doubtful(), (before - plain.copies.len()) as u64);
                 }
                 Step::Read(key) => {
-                    store.walk().note_read(BlockKey(key));
+                    store.walk(false).note_read(BlockKey(key));
                     plain.read.extend(plain.only(key));
                 }
                 Step::Cut(target) => {
@@ -195,7 +200,7 @@ proptest! {
             for (&(at, name), &(count, doubtful)) in model {
                 let slot = store.find(&EngineHash::Unsigned(name)).expect("it is held");
                 let copies = store.copies(places[at], slot);
-                prop_assert_eq!(store.key(slot).map(|(key, _)| key.0), plain.keys.get(&name).copied());
+                prop_assert_eq!(store.spot(slot), plain.keys.get(&name).map(|key| spot(*key)));
                 prop_assert_eq!(store.blocks[slot.at()].is_read(), plain.read.contains(&name));
                 prop_assert_eq!((copies.count(), copies.doubtful()), (count, doubtful));
             }
@@ -228,9 +233,9 @@ fn a_walk_follows_slots_and_falls_back_to_the_table() {
     let place = store.place_or_new(Tier::Gpu, 0);
     for name in [3, 0, 1, 2] {
         let slot = store.add(place, &EngineHash::Unsigned(name));
-        store.set_key(slot, BlockKey(100 + name), 0);
+        store.set_spot(slot, spot(100 + name));
     }
-    let mut walk = store.walk();
+    let mut walk = store.walk(false);
     let found: Vec<_> = [0, 1, 2, 3, 4].map(|name| walk.held(place, BlockKey(100 + name), false)).into();
     assert_eq!(found, [true, true, true, true, false]);
 }
@@ -257,14 +262,16 @@ fn a_cut_gives_memory_back() {
     for name in 0..1000u64 {
         let slot = store.add(place, &EngineHash::Unsigned(name));
         store.add(offload, &EngineHash::Unsigned(name));
-        store.set_key(slot, BlockKey(name), name as u32);
+        store.set_spot(slot, Spot { key: BlockKey(name), depth: name as u32, via: None });
     }
     let mut census = Census::default();
     store.census(&mut census);
     assert_eq!(store.cut(&census.plan(100)), 900);
     assert_eq!((store.blocks.len(), store.blocks.capacity()), (100, 100));
     store.check();
-    assert!(store.walk().held(offload, BlockKey(99), false) && !store.walk().held(place, BlockKey(100), false));
+    assert!(
+        store.walk(false).held(offload, BlockKey(99), false) && !store.walk(false).held(place, BlockKey(100), false)
+    );
 }
 
 #[test]

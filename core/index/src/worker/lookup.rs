@@ -123,8 +123,9 @@ impl Worker {
         }
     }
 
-    /// What the worker can do for a prompt of `tokens` tokens; `chain` gives its keys at this worker's block size.
-    pub fn lookup(&self, chain: Option<&mut KeyChain<'_>>, tokens: usize) -> Match {
+    /// What the worker can do for a prompt of `tokens` tokens; `chain` gives its keys at this worker's block size. With
+    /// `note_reads` the blocks of the answer go later than others when there is too little room.
+    pub fn lookup(&self, chain: Option<&mut KeyChain<'_>>, tokens: usize, note_reads: bool) -> Match {
         let rules = self.rules();
         let trust = self.trust(rules.as_deref());
         let mut as_of = AsOf { position: self.removals.position(), leaned: false };
@@ -135,7 +136,8 @@ impl Worker {
         if rules.is_empty() {
             return found;
         }
-        let mut hit = |evidence| self.hit(&rules, chain, tokens, evidence);
+        let walks_reads = note_reads && self.walks_what_is_read(&rules);
+        let mut hit = |evidence| self.hit(&rules, chain, tokens, evidence, walks_reads);
         if trust != Trust::None {
             found.by_tier = hit(Evidence::Events);
             let told: u64 = found.by_tier.iter().sum();
@@ -150,46 +152,63 @@ impl Worker {
             let likely: u64 = hit(Evidence::Likely).iter().sum();
             found.expected = likely.saturating_sub(found.credit);
         }
+        if note_reads && !walks_reads {
+            let blocks = (found.credit + found.expected) / u64::from(self.block_size());
+            let mut walk = self.store.walk(false);
+            (0..blocks as usize).for_each(|block| walk.note_read(chain.key(block)));
+        }
         found
     }
 
-    /// A match found these blocks: they go later than others when there is too little room.
-    pub(crate) fn note_read(&self, found: &Match, chain: &mut KeyChain<'_>) {
-        let blocks = (found.credit + found.expected) / u64::from(self.block_size());
-        let mut walk = self.store.walk();
-        for block in 0..blocks as usize {
-            walk.note_read(chain.key(block));
-        }
+    /// Is each block that the walk of a hit finds held one of the answer's? Then reads are noted on the way.
+    fn walks_what_is_read(&self, rules: &[Rule]) -> bool {
+        rules.len() == 1 && self.is_plain(rules) && !self.facts.eagle && self.runs.is_empty() && !self.is_muddled()
     }
 
     /// Tokens of the hit, per tier.
-    pub(super) fn hit(&self, rules: &[Rule], chain: &mut KeyChain<'_>, tokens: usize, evidence: Evidence) -> [u64; 3] {
+    pub(super) fn hit(
+        &self,
+        rules: &[Rule],
+        chain: &mut KeyChain<'_>,
+        tokens: usize,
+        evidence: Evidence,
+        note_reads: bool,
+    ) -> [u64; 3] {
         let places = Tier::ALL.map(|tier| {
             let of_rule = |rule: &Rule| self.store.place(tier, rule.group);
             rules.iter().map(of_rule).collect::<Vec<Option<Place>>>()
         });
         let even_doubtful = evidence == Evidence::Likely;
         let observed = evidence != Evidence::Events && !self.runs.is_empty() && self.is_plain(rules);
-        let mut muddle = Muddle { worker: self, asked: 0, at: None };
-        let mut walk = self.store.walk();
-        let mut held = |tier: usize, rule: usize, block: u64| {
-            let key = chain.key(block as usize);
-            if observed && tier == 0 && self.runs.holds(key, even_doubtful) {
-                return true;
-            }
+        let mut walk = self.store.walk(note_reads);
+        let mut told = |tier: usize, rule: usize, key| {
             places[tier][rule].is_some_and(|place| walk.held(place, key, even_doubtful))
-                && !muddle.is_before(block as usize, chain)
         };
+        if !observed && !self.is_muddled() {
+            // nearly always: this loop is what a lookup takes its time for
+            return self.hit_of(rules, tokens, |tier, rule, block| told(tier, rule, chain.key(block)));
+        }
+        let mut muddle = Muddle { worker: self, asked: 0, at: None };
+        self.hit_of(rules, tokens, |tier, rule, block| {
+            let key = chain.key(block);
+            (observed && tier == 0 && self.runs.holds(key, even_doubtful))
+                || (told(tier, rule, key) && !muddle.is_before(block, chain))
+        })
+    }
+
+    /// Tokens of the hit, per tier; `held` is asked with a tier's number, a rule's, and a block.
+    fn hit_of(&self, rules: &[Rule], tokens: usize, mut held: impl FnMut(usize, usize, usize) -> bool) -> [u64; 3] {
         let question = self.question(tokens);
         let size = question.block_size;
-        let mut run = hit_blocks(rules, question, |rule, block| held(0, rule, block));
+        let mut run = hit_blocks(rules, question, |rule, block| held(0, rule, block as usize));
         if let Some(alignment) = self.facts.hit_alignment {
             run = run * size / alignment * alignment / size;
         }
         let mut blocks = [run, 0, 0];
         if rules.iter().all(|rule| rule.kind == Kind::Full) {
             while run < question.limit() {
-                let Some(tier) = (1..3).find(|&tier| (0..rules.len()).all(|rule| held(tier, rule, run))) else {
+                let all = |tier: &usize| (0..rules.len()).all(|rule| held(*tier, rule, run as usize));
+                let Some(tier) = (1..3).find(all) else {
                     break;
                 };
                 blocks[tier] += 1;
@@ -197,6 +216,11 @@ impl Worker {
             }
         }
         blocks.map(|blocks| blocks * size)
+    }
+
+    /// Does any key stand before what it may not stand before?
+    fn is_muddled(&self) -> bool {
+        self.store.any_hidden() || self.names.any_disputed()
     }
 }
 
@@ -212,9 +236,6 @@ struct Muddle<'w> {
 impl Muddle<'_> {
     fn is_before(&mut self, block: usize, chain: &mut KeyChain<'_>) -> bool {
         let Worker { store, names, .. } = self.worker;
-        if !store.any_hidden() && !names.any_disputed() {
-            return false;
-        }
         while self.at.is_none() && self.asked < block {
             let key = chain.key(self.asked);
             if store.is_hidden(key) || names.is_disputed(key) {

@@ -26,7 +26,7 @@ mod placement;
 
 use std::collections::BTreeMap;
 
-use crate::adoption::Names;
+use crate::adoption::{Named, Names};
 use crate::counts::{Counted, Counts};
 use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored, Tier};
 use crate::hits::Kind;
@@ -365,7 +365,7 @@ impl Worker {
         if !run.is_dense() || run.block_size != group_block_size {
             self.counts.add(Counted::Unplaced);
         } else if tier != Tier::Gpu && run.extra_keys.is_none() {
-            let placed = |hash| self.store.find(hash).is_some_and(|slot| self.store.key(slot).is_some());
+            let placed = |hash| self.store.find(hash).is_some_and(|slot| self.store.spot(slot).is_some());
             if !run.hashes.iter().all(placed) {
                 self.counts.add(Counted::WaitingOffload);
             }
@@ -425,9 +425,12 @@ impl Worker {
     /// A copy of this block leaves some cache, even one that is unknown here. Returns its slot.
     fn note_removal(&mut self, hash: &EngineHash<'_>) -> Option<Slot> {
         let slot = self.store.find(hash);
-        let placed = slot.and_then(|slot| self.store.key(slot)).map(|(key, _)| key);
-        let key = placed.or_else(|| self.names.get(hash).map(|named| named.key));
-        let position = self.removals.named(key);
+        let placed = slot.and_then(|slot| self.store.spot(slot));
+        let spot = placed.or_else(|| self.names.get(hash).map(Named::spot));
+        let via = spot.and_then(|spot| spot.via);
+        let refuted = via.is_some_and(|name| self.names.is_disputed(name));
+        let key = spot.filter(|_| !refuted).map(|spot| spot.key);
+        let position = self.removals.named(key, via.is_some());
         match key {
             Some(key) => self.runs.end_with(key, position),
             None => self.runs.doubt(position),

@@ -127,7 +127,7 @@ impl Worker {
         if !self.is_plain(rules) || (self.runs.is_empty() && self.store.doubtful() == 0) {
             return;
         }
-        let likely: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Likely).iter().sum();
+        let likely: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Likely, false).iter().sum();
         if likely <= had as u64 * u64::from(self.block_size()) {
             return;
         }
@@ -152,7 +152,7 @@ impl Worker {
         // dialects name images in different ways, so that a removal might not be known to be of such a block
         let keyed = had.min(asked.first_with_keys);
         let run = (0..keyed).find(|block| since.named(asked.chain.key(*block))).unwrap_or(keyed);
-        let told: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Events).iter().sum();
+        let told: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Events, false).iter().sum();
         if run as u64 * u64::from(self.block_size()) <= told {
             return;
         }

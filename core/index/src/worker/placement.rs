@@ -3,61 +3,59 @@
 use super::Worker;
 use crate::adoption::Named;
 use crate::counts::Counted;
-use crate::event::{EngineHash, Run};
+use crate::event::{EngineHash, ExtraKey, Run};
 use crate::key::BlockKey;
 use crate::parked::Waiting;
+use crate::store::Spot;
 
 impl Worker {
-    /// The key of a hash, as a block or as the name of a parent, and how many blocks stand before it.
-    pub(super) fn key_of(&self, hash: &EngineHash<'_>) -> Option<(BlockKey, u32)> {
-        let placed = self.store.find(hash).and_then(|slot| self.store.key(slot));
-        placed.or_else(|| self.names.get(hash).map(|named| (named.key, named.depth)))
+    /// Where a hash stands, as a block or as the name of a parent.
+    fn spot_of(&self, hash: &EngineHash<'_>) -> Option<Spot> {
+        let placed = self.store.find(hash).and_then(|slot| self.store.spot(slot));
+        placed.or_else(|| self.names.get(hash).map(Named::spot))
     }
 
     /// Give the run's hashes their keys, and then those whose parked stores waited for them.
     pub(super) fn place(&mut self, run: Run<'_>) {
         let mut waiting = vec![run];
         while let Some(run) = waiting.pop() {
-            let before = match &run.parent {
-                None => Some((self.root_of(&run), 0)),
-                Some(parent) => self.key_of(parent).or_else(|| self.adopt(&run)).map(next),
+            let parent = match &run.parent {
+                None => Parent::Root(self.root_of(&run)),
+                Some(parent) => match self.spot_of(parent).or_else(|| self.adopt(&run)) {
+                    Some(spot) => Parent::Block(spot),
+                    None => Parent::Unknown,
+                },
             };
-            if !self.place_behind(before, &run) {
+            if !self.place_behind(parent, &run) {
                 self.park(&run);
             }
             if self.parked.is_empty() {
                 continue;
             }
             for hash in run.parent.iter().chain(&run.hashes) {
-                if self.parked.waits_for(hash) && self.key_of(hash).is_some() {
+                if self.parked.waits_for(hash) && self.spot_of(hash).is_some() {
                     waiting.extend(self.parked.take_under(hash));
                 }
             }
         }
     }
 
-    /// `before`: the parent's key, and the depth of the run's first block. False when a hash could not be placed for want
-    /// of that.
-    fn place_behind(&mut self, mut before: Option<(BlockKey, u32)>, run: &Run<'_>) -> bool {
+    /// False when a hash could not be placed, for want of its parent's key.
+    fn place_behind(&mut self, mut parent: Parent, run: &Run<'_>) -> bool {
         let mut complete = true;
         for (hash, (tokens, extra)) in run.hashes.iter().zip(run.blocks()) {
             let slot = self.store.find(hash);
-            let known = slot.and_then(|slot| self.store.key(slot));
-            before = match (known, before) {
-                (Some(known), _) => Some(next(known)),
-                (None, None) => {
-                    complete = false;
-                    None
-                }
-                (None, Some((parent, depth))) => {
-                    let key = parent.child(tokens, extra);
-                    if let Some(slot) = slot {
-                        self.store.set_key(slot, key, depth);
-                        self.refute_names(hash, key);
-                    }
-                    Some(next((key, depth)))
-                }
+            let known = slot.and_then(|slot| self.store.spot(slot));
+            let spot = known.or_else(|| parent.child(tokens, extra));
+            let Some(spot) = spot else {
+                complete = false;
+                continue;
             };
+            if let (Some(slot), None) = (slot, known) {
+                self.store.set_spot(slot, spot);
+                self.refute_names(hash, spot.key);
+            }
+            parent = Parent::Block(spot);
         }
         complete
     }
@@ -81,9 +79,8 @@ impl Worker {
         extra.is_empty().then(|| self.root_of(run).content(tokens))
     }
 
-    /// Take the unknown parent of this store for the last block of an observed run, if nothing refutes that; returns its
-    /// key, and how many blocks stand before it.
-    fn adopt(&mut self, run: &Run<'_>) -> Option<(BlockKey, u32)> {
+    /// Take the unknown parent of this store for the last block of an observed run, if nothing refutes that.
+    fn adopt(&mut self, run: &Run<'_>) -> Option<Spot> {
         if self.names.is_empty() && self.runs.is_empty() {
             return None;
         }
@@ -107,13 +104,8 @@ impl Worker {
         }
     }
 
-    fn adopt_by(
-        &mut self,
-        parent: &EngineHash<'_>,
-        first: &EngineHash<'_>,
-        content: BlockKey,
-    ) -> Option<(BlockKey, u32)> {
-        if self.store.find(first).is_some_and(|slot| self.store.key(slot).is_some()) {
+    fn adopt_by(&mut self, parent: &EngineHash<'_>, first: &EngineHash<'_>, content: BlockKey) -> Option<Spot> {
+        if self.store.find(first).is_some_and(|slot| self.store.spot(slot).is_some()) {
             return None;
         }
         if let Some(key) = self.names.with_content(content) {
@@ -131,7 +123,7 @@ impl Worker {
         let named = Named { key, depth: blocks - 1, content };
         self.names.give(parent, named);
         self.counts.add(Counted::Adopted);
-        Some((key, named.depth))
+        Some(named.spot())
     }
 
     /// A block got this key: another hash is not its name, and it is no name of another key.
@@ -147,11 +139,26 @@ impl Worker {
     fn dispute(&mut self, key: BlockKey) {
         if self.names.dispute(key) {
             self.counts.add(Counted::AdoptionDisputed);
+            self.runs.doubt(self.removals.mistrust_names());
         }
     }
 }
 
-/// The key of a block's parent, and the block's depth, from those of the parent.
-fn next((key, depth): (BlockKey, u32)) -> (BlockKey, u32) {
-    (key, depth.saturating_add(1))
+/// What stands before a block.
+#[derive(Debug, Clone, Copy)]
+enum Parent {
+    /// It is the first one of its context.
+    Root(BlockKey),
+    Block(Spot),
+    Unknown,
+}
+
+impl Parent {
+    fn child(self, tokens: &[u32], extra: &[ExtraKey<'_>]) -> Option<Spot> {
+        match self {
+            Self::Root(root) => Some(Spot { key: root.child(tokens, extra), depth: 0, via: None }),
+            Self::Block(spot) => Some(spot.next(spot.key.child(tokens, extra))),
+            Self::Unknown => None,
+        }
+    }
 }
