@@ -14,7 +14,7 @@ from kvsync.index.reference import ReferenceIndex
 from tests.contract.face import ELSEWHERE, M, W
 from tests.wire import batch
 
-IMPLEMENTATIONS: dict[str, Callable[[], Index]] = {"reference": ReferenceIndex}
+IMPLEMENTATIONS: dict[str, Callable[..., Index]] = {"reference": ReferenceIndex}
 if find_spec("kvsync_core"):
     IMPLEMENTATIONS["core"] = import_module("kvsync_core").PrefixIndex
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,8 +23,9 @@ from msgspec import Raw
 
 from kvsync.events.decode import decode_batch
 from kvsync.events.types import Embeds, Image, Opaque, Salt, UndecodableBatch
-from kvsync.index.match import Index
+from kvsync.index.match import Index, Match
 from kvsync.index.reference import ReferenceIndex
+from tests.contract import test_oracle_losses as losses
 from tests.contract.captures import DATA, payload, records
 from tests.contract.conftest import IMPLEMENTATIONS
 from tests.wire import ARRAY_LENGTHS, as_array, batch, cleared, removed, stored
@@ -36,11 +37,20 @@ BLOCK = 2
 WORKERS = ("v", "w")
 
 
+POSITIONS = 2**41
+"""``as_of`` beyond the number of the registration, which each implementation counts for itself."""
+
+
+NOBODY = Match(0)
+
+
 class Pair:
     """Both implementations, led through the same life."""
 
-    def __init__(self) -> None:
-        self.indexes: tuple[Index, Index] = (ReferenceIndex(), IMPLEMENTATIONS["core"]())
+    def __init__(self, max_blocks: int | None = None) -> None:
+        self.indexes: tuple[Index, Index] = (ReferenceIndex(max_blocks), IMPLEMENTATIONS["core"](max_blocks))
+        self.asked: list[tuple[Any, dict[str, Any], tuple[dict[str, Match], ...]]] = []
+        """Prompt, its keys, and what each answered."""
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> None:
         for index in self.indexes:
@@ -57,7 +67,25 @@ class Pair:
     def same_match(self, tokens: Any, **keys: Any) -> dict[str, Any]:
         ours, theirs = (index.match(tokens, MODEL, **keys) for index in self.indexes)
         assert ours == theirs
+        for worker, match in ours.items():
+            assert match.as_of % POSITIONS == theirs[worker].as_of % POSITIONS
+        self.asked = [*self.asked[-20:], (tokens, keys, (ours, theirs))]
         return ours
+
+    def same_observation(self, worker: str, rng: Random, until: float) -> str:
+        """An answer to one of the last prompts, true or not."""
+        tokens, keys, matches = rng.choice(self.asked)
+        cached = rng.choice([0, BLOCK, BLOCK, 2 * BLOCK, 2 * BLOCK, 3 * BLOCK, 1, 2**40])
+        given = [answer.get(worker, NOBODY) for answer in matches]
+        odd = rng.choice([None] * 8 + [0, 2**63])
+        found = [
+            index.observe(
+                worker, tokens, MODEL, cached, match.credit, match.as_of if odd is None else odd, until, **keys
+            )
+            for index, match in zip(self.indexes, given, strict=True)
+        ]
+        assert found[0] == found[1]
+        return found[0]
 
 
 # -- streams of events
@@ -194,18 +222,22 @@ def some_facts(rng: Random) -> dict[str, Any]:
 
 
 MARKS = [
-    "forget", "new_epoch", "mark_reannouncing", "mark_reannouncing", "mark_hidden_keys", "suspend", "resume", "resume",
-    "remove_worker",
+    "forget", "forget", "forget", "new_epoch", "relearn", "mark_reannouncing", "mark_reannouncing", "mark_hidden_keys",
+    "drops_last_block", "suspend", "resume", "resume", "remove_worker",
 ]  # fmt: skip
 
 
 def step(pair: Pair, rng: Random, wild: bool) -> None:
     worker = rng.choice(WORKERS)
-    what = rng.randrange(12)
-    if what == 0:
+    what = rng.randrange(24)
+    if what == 0 or what == 3:
         pair.do(rng.choice(MARKS), worker)
     elif what == 1:
         pair.do("add_worker", worker, MODEL, **some_facts(rng))
+    elif what < 12 and pair.asked:
+        pair.same_observation(worker, rng, rng.choice([1.0, 2.0]))
+    elif what == 12:
+        pair.do("expire", rng.choice([0.5, 1.0, 1.0, 2.0]))
     else:
         data = a_payload(rng, wild)
         if what == 2:
@@ -221,9 +253,9 @@ def test_streams_of_every_dialect() -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(st.booleans(), st.lists(st.randoms(use_true_random=True), min_size=4, max_size=12))
+    @given(st.booleans(), st.lists(st.randoms(use_true_random=True), min_size=4, max_size=16))
     def run(wild: bool, life: list[Random]) -> None:
-        pair = Pair()
+        pair = Pair(life[0].choice([None, None, 2, 6]))
         for worker in WORKERS:
             pair.do("add_worker", worker, MODEL, **some_facts(life[0]))
         for rng in life:
@@ -240,7 +272,8 @@ def test_streams_of_every_dialect() -> None:
         batches stored removed cleared forgotten epochs wrong_rank unknown_medium removed_unknown unplaced
         waiting_offload parked undecodable_not_msgpack skipped_unknown_tag skipped_no_tag skipped_not_an_event
         skipped_missing_field skipped_wrong_type skipped_bad_hash skipped_bad_token
-        skipped_bad_block_size skipped_bad_group doubtful_dropped
+        skipped_bad_block_size skipped_bad_group doubtful_dropped relearned capped observed_runs observed_unusable
+        doubtful_missed
     """
     states = {
         "doubtful",
@@ -254,6 +287,49 @@ def test_streams_of_every_dialect() -> None:
         "expected",
     }
     wanted = states | set(counted.split())
+    assert wanted <= seen.keys(), wanted - seen.keys()
+
+
+class Both:
+    """Both implementations as one index, for :class:`~tests.contract.test_oracle_losses.LossyLife`."""
+
+    def __init__(self, max_blocks: int | None) -> None:
+        self._pair = Pair(max_blocks)
+        self._their_position: dict[int, int] = {}
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda *args: self._pair.do(method, *args)
+
+    def match(self, tokens: Any, model: str, **keys: Any) -> dict[str, Match]:
+        ours = self._pair.same_match(tokens, **keys)
+        theirs = self._pair.asked[-1][2][1]
+        self._their_position.update({match.as_of: theirs[worker].as_of for worker, match in ours.items()})
+        return ours
+
+    def observe(
+        self, worker: str, tokens: Any, model: str, cached: int, credit: int, as_of: int, until: float, **keys: Any
+    ) -> str:
+        ours, theirs = self._pair.indexes
+        found = ours.observe(worker, tokens, model, cached, credit, as_of, until, **keys)
+        their_position = self._their_position[as_of]
+        assert theirs.observe(worker, tokens, model, cached, credit, their_position, until, **keys) == found
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        return {"workers": self._pair.same_stats()}
+
+
+@pytest.mark.parametrize("kind", losses.KINDS)
+def test_lives_with_losses_and_answers(kind: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        life = losses.LossyLife(cast(Index, Both(12 if seed % 2 else None)), losses.KINDS[kind], seed)
+        for _ in range(60):
+            life.step()
+            seen.update(life.index.stats()["workers"]["w"]["counts"].keys())  # type: ignore[index]
+    wanted = {"observed_runs", "adopted", "adoption_disputed", "capped", "relearned"}
+    if losses.KINDS[kind].reannounces:
+        wanted.add("doubtful_missed")
     assert wanted <= seen.keys(), wanted - seen.keys()
 
 

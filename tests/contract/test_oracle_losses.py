@@ -83,6 +83,7 @@ class LossyLife:
             self.clear: 1,
             self.lose: 1,
             self.restart: 1,
+            self.learn_anew: 1,
             self.suspend_and_resume: 1,
             self.deliver: 6,
             self.choose: 4,
@@ -191,6 +192,13 @@ class LossyLife:
         self.marked = False
         self.show_block_size()
 
+    def learn_anew(self) -> None:
+        """Its batches come again from the first one on: here those of an engine that was emptied just before."""
+        self.clear()
+        self.under_way.clear()
+        self.index.relearn("w")
+        self.show_block_size()
+
     def suspend_and_resume(self) -> None:
         self.index.suspend("w")
         self.deliver()
@@ -282,7 +290,7 @@ WORDS = ("observed_runs", "adopted", "adoption_disputed")
 def test_credit_is_held_whatever_was_lost(implementation: str, kind: str) -> None:
     seen: Counter[str] = Counter()
     credited = 0
-    for seed in range(300):
+    for seed in range(150):
         life = LossyLife(IMPLEMENTATIONS[implementation](), KINDS[kind], seed)
         for number in range(60):
             try:
@@ -292,5 +300,5 @@ def test_credit_is_held_whatever_was_lost(implementation: str, kind: str) -> Non
         counts = life.index.stats()["workers"]["w"]["counts"]  # type: ignore[index]
         seen.update(word for word in counts if word in WORDS)
         credited += life.credited
-    assert min(seen[word] for word in WORDS) > 30, seen
-    assert credited > 1000
+    assert min(seen[word] for word in WORDS) > 20, seen
+    assert credited > 500

@@ -2,16 +2,14 @@
 
 A store whose parent has no key and whose first block continues an observed run names that run's last block. That is a
 guess, which another prompt with the same continuation refutes: the request that was observed computed that block too,
-and its own store names another parent. So a second parent *disputes* the key: what is behind it in a chain may belong
-to either, and no event counts there any more; nor is what was removed by such a name known.
+and its own store names another parent. One contradiction gives up all names, since names build on each other.
 
-What must always hold: once all stores that were sent have come, a name that is wrong is disputed.
+What must always hold: once all stores that were sent have come, no name is wrong.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +18,7 @@ from kvsync.index.keys import Key, block_key
 from kvsync.index.observed import Run
 
 NAMES: Final = 4096
-"""Names of a worker, newest kept; and the disputed keys from which on nothing is named any more."""
+"""Names of a worker, newest kept."""
 
 
 def content(root: Key, tokens: bytes | memoryview) -> Key:
@@ -40,63 +38,45 @@ class Name:
 
 
 class Names:
-    """The names of one worker. ``counts`` gets ``adopted`` and ``adoption_disputed``.
+    """The names of one worker."""
 
-    ``mistrusted`` hears of every key that gets disputed.
-    """
-
-    def __init__(self, counts: Counter[str], mistrusted: Callable[[], None]) -> None:
-        self._counts = counts
-        self._mistrusted = mistrusted
+    def __init__(self) -> None:
         self._names: OrderedDict[EngineHash, Name] = OrderedDict()
         self._by_key: dict[Key, EngineHash] = {}
         self._by_content: dict[Key, EngineHash] = {}
-        self.disputed: set[Key] = set()
 
     def __bool__(self) -> bool:
         return bool(self._names)
 
+    def __contains__(self, engine_hash: object) -> bool:
+        return engine_hash in self._names
+
     def get(self, engine_hash: EngineHash) -> Name | None:
         return self._names.get(engine_hash)
 
-    def adopt(self, parent: EngineHash, follows: Key, run: Run) -> bool:
-        """Take ``parent`` for the last block of the one run that this content follows; False where that is refuted."""
-        if run.last in self.disputed or len(self.disputed) >= NAMES:
-            return False
-        if run.last in self._by_key:
-            self._dispute(run.last)
-            return False
+    def add(self, parent: EngineHash, follows: Key, run: Run) -> None:
+        """``parent`` is the last block of the run; nothing contradicts that."""
         self._names[parent] = Name(run.last, follows, len(run.keys) - 1)
         self._by_key[run.last] = parent
         self._by_content[follows] = parent
-        self._counts["adopted"] += 1
         if len(self._names) > NAMES:
             _, oldest = self._names.popitem(last=False)
             del self._by_key[oldest.key]
             del self._by_content[oldest.follows]
-        return True
 
-    def refuted(self, follows: Key) -> bool:
-        """An orphan of this content came; whether some name is in dispute for that."""
-        named = self._by_content.get(follows)
-        if named is None:
-            return False
-        self._dispute(self._names[named].key)
-        return True
+    def continued_by(self, parent: EngineHash, follows: Key) -> bool:
+        """Whether a name was given for a block like this one behind another parent: which of them was it?"""
+        return self._by_content.get(follows, parent) != parent
 
-    def placed(self, engine_hash: EngineHash, key: Key) -> None:
-        """A hash got this key from an event: a name that says otherwise is in dispute."""
-        if self._by_key.get(key, engine_hash) != engine_hash:
-            self._dispute(key)
+    def contradicted_by(self, engine_hash: EngineHash, key: Key) -> bool:
+        """Whether a name says otherwise than that this hash has this key."""
         name = self._names.get(engine_hash)
-        if name is not None and name.key != key:
-            self._dispute(name.key)
+        return self._by_key.get(key, engine_hash) != engine_hash or (name is not None and name.key != key)
 
-    def _dispute(self, key: Key) -> None:
-        if key not in self.disputed:
-            self.disputed.add(key)
-            self._counts["adoption_disputed"] += 1
-            self._mistrusted()
+    def clear(self) -> None:
+        self._names.clear()
+        self._by_key.clear()
+        self._by_content.clear()
 
 
 __all__ = ["NAMES", "Name", "Names", "content"]

@@ -108,18 +108,18 @@ def _record(worker: Worker, answer: Answer, position: int, some: list[Rule]) -> 
         return
     keys = tuple(prompt.chain[i] for i in range(had))
     follows = _follows(worker, answer, position) if had == answer.had else None
-    run = Run(keys, answer.until, positions.move(), follows)
+    run = Run(keys, answer.until, position, positions.move(), follows)
     if worker.observed.record(run):
         worker.placement.adopt_parked(run, worker.residence)
 
 
 def _follows(worker: Worker, answer: Answer, position: int) -> Key | None:
-    """The content of the block behind the hit, where the store that this very request caused would be known by it."""
+    """The content of the block behind the hit: this very request computed and stored it."""
     had, step = answer.had, answer.prompt.size * 4
     if (had + 1) * step > len(answer.tokens) or had in answer.with_keys:
         return None
-    if worker.placement.parked_dropped_at > position:
-        return None  # that store may have been parked, and gone to make room
+    if worker.placement.gave_up_at > position:
+        return None  # its store may have been placed, and then given up
     return content(answer.root, answer.tokens[had * step : (had + 1) * step])
 
 

@@ -23,6 +23,8 @@ class Run:
     keys: tuple[Key, ...]
     until: float
     """When it ends, by the caller's clock."""
+    since: int
+    """Position of the worker at the match: the engine had them later."""
     recorded_at: int
     """Position of the worker."""
     follows: Key | None = None
@@ -77,10 +79,25 @@ class Observed:
         """Runs whose next block has this content."""
         return [self._runs[last] for last in self._following.get(content, ())]
 
-    def doubt(self, recorded_before: int) -> None:
-        """Some block left at that position, and it may be one of any run."""
+    def name_nothing(self, run: Run) -> None:
+        """Its next block tells nothing any more."""
+        if run.follows is not None:
+            following = self._following[run.follows]
+            following.remove(run.last)
+            if not following:
+                del self._following[run.follows]
+            run.follows = None
+
+    def mistrust(self) -> None:
+        """Names were wrong: nothing that a run was followed by tells any more."""
         for run in self._runs.values():
-            if run.live and run.recorded_at < recorded_before:
+            run.follows = None
+        self._following.clear()
+
+    def doubt(self, gone_at: int) -> None:
+        """Some block left at that position, and it may be one of any run that was seen before."""
+        for run in self._runs.values():
+            if run.live and run.since < gone_at:
                 run.live = False
                 _take(self._live, run.keys)
 
@@ -108,11 +125,7 @@ class Observed:
         _take(self._all, run.keys)
         if run.live:
             _take(self._live, run.keys)
-        if run.follows is not None:
-            following = self._following[run.follows]
-            following.remove(last)
-            if not following:
-                del self._following[run.follows]
+        self.name_nothing(run)
 
 
 def _take(counter: Counter[Key], keys: tuple[Key, ...]) -> None:

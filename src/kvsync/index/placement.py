@@ -22,17 +22,17 @@ PARKED_BYTES: Final = 16 << 20
 
 
 class Placement:
-    """See the module. ``counts`` gets ``parked``, ``parked_dropped`` and what :class:`Names` counts."""
+    """See the module. ``counts`` gets ``parked``, ``parked_dropped``, ``adopted`` and ``adoption_disputed``."""
 
     def __init__(self, model: str, counts: Counter[str], positions: Positions, observed: Observed) -> None:
         self._model = model
         self._counts = counts
         self._positions = positions
         self._observed = observed
-        self._names = Names(counts, self._mistrust_names)
+        self._names = Names()
         self._key_of: dict[EngineHash, Key] = {}
-        self._name_of: dict[EngineHash, Key] = {}
-        """The key of the name that a hash was placed through."""
+        self._by_name: set[EngineHash] = set()
+        """Hashes whose key hangs on a name."""
         self._depth_of: dict[EngineHash, int] = {}
         self._hash_of: dict[Key, EngineHash] = {}
         self._twins: dict[Key, set[EngineHash]] = {}
@@ -42,8 +42,10 @@ class Placement:
         self._parked_content: dict[Key, list[int]] = {}
         """By what their first block holds."""
         self._parked_bytes = 0
-        self.parked_dropped_at = 0
+        self._parked_dropped_at = 0
         """Position of the newest one that was dropped to make room."""
+        self.gave_up_at = 0
+        """Position when names were last found wrong."""
 
     @property
     def placed(self) -> int:
@@ -58,12 +60,11 @@ class Placement:
     @property
     def clean(self) -> bool:
         """No key is :meth:`muddled`."""
-        return not self._twins and not self._names.disputed
+        return not self._twins
 
     def muddled(self, key: Key) -> bool:
-        """Whether what was placed behind this key may belong behind another block: several hashes claim the key, or a
-        name for it is in dispute."""
-        return key in self._twins or key in self._names.disputed
+        """Whether several hashes claim the key: what was placed behind it may belong behind another block."""
+        return key in self._twins
 
     def knows(self, engine_hash: EngineHash) -> bool:
         return engine_hash in self._key_of
@@ -80,12 +81,9 @@ class Placement:
             return None if name is None else name.key
         return key
 
-    def key_of_removed(self, engine_hash: EngineHash) -> tuple[Key | None, bool]:
-        """The key by which a removal names its block, and whether that hangs on a name: then one in dispute is none."""
-        key, named = self.key_of(engine_hash), self._name_of.get(engine_hash)
-        if engine_hash not in self._key_of:
-            named = key
-        return (None if named in self._names.disputed else key), named is not None
+    def hangs_on_a_name(self, engine_hash: EngineHash) -> bool:
+        """Whether its key is right only if some name is."""
+        return engine_hash in self._by_name or (engine_hash not in self._key_of and engine_hash in self._names)
 
     def hash_of(self, key: Key) -> EngineHash | None:
         """The one hash that has this key; ``None`` without one, or where several claim it."""
@@ -93,21 +91,19 @@ class Placement:
 
     def place(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> None:
         """Give the event's hashes their keys, and then those whose parked events waited for them."""
-        waiting = [event]
-        while waiting:
-            event = waiting.pop()
-            for engine_hash in self._place_one(event, resident):
-                for number in list(self._parked_under.get(engine_hash, ())):
-                    waiting.append(self._unpark(number))
+        self._place_all([event], resident)
 
     def adopt_parked(self, run: Run, resident: Container[EngineHash]) -> None:
         """A run was recorded: what waits may continue it."""
-        if run.follows is None:
-            return
-        for number in list(self._parked_content.get(run.follows, ())):
-            event = self._parked.get(number)  # an earlier one may have placed it
-            if event is not None and self._adopt(event):
-                self.place(self._unpark(number), resident)
+        if run.follows is not None:
+            parent = self._adopt(run.follows)
+            if parent is not None:
+                self._place_all(self._unpark_under(parent), resident)
+
+    def _place_all(self, waiting: list[BlockStoredEvent], resident: Container[EngineHash]) -> None:
+        while waiting:
+            for engine_hash in self._place_one(waiting.pop(), resident):
+                waiting += self._unpark_under(engine_hash)
 
     def unplace(self, engine_hash: EngineHash) -> None:
         """The hash is resident nowhere any more."""
@@ -115,7 +111,7 @@ class Placement:
         if key is None:
             return
         del self._depth_of[engine_hash]
-        self._name_of.pop(engine_hash, None)
+        self._by_name.discard(engine_hash)
         twins = self._twins.get(key)
         if twins is not None:
             twins.discard(engine_hash)
@@ -130,16 +126,15 @@ class Placement:
         tokens = memoryview(event.raw_token_ids)
         parent: Key | None
         if event.parent_block_hash is None:
-            parent, depth, named = self._root(event), -1, None
+            parent, depth, by_name = self._root(event), -1, False
         else:
-            if self.key_of(event.parent_block_hash) is None:
-                self._adopt(event)
-            parent, depth, named = self._as_parent(event.parent_block_hash)
-        missing = False
+            self._compare(event, event.parent_block_hash)
+            parent, depth, by_name = self._as_parent(event.parent_block_hash)
+        missing = wrong = False
         for i, engine_hash in enumerate(event.block_hashes):
             key = self._key_of.get(engine_hash)
             if key is not None:
-                _, depth, named = self._as_parent(engine_hash)
+                _, depth, by_name = self._as_parent(engine_hash)
             elif parent is None:
                 missing = True
                 continue
@@ -148,8 +143,11 @@ class Placement:
                 key = block_key(parent, tokens[i * step : (i + 1) * step], extra)
                 depth += 1
                 if engine_hash in resident:
-                    self._set_key(engine_hash, key, depth, named)
+                    self._set_key(engine_hash, key, depth, by_name)
+                    wrong = wrong or self._names.contradicted_by(engine_hash, key)
             parent = key
+        if wrong:
+            self._give_up()
         if missing:
             self._park(event)
         heads = [*event.block_hashes]
@@ -157,33 +155,27 @@ class Placement:
             heads.insert(0, event.parent_block_hash)  # it may have got a name just now
         return [h for h in heads if h in self._parked_under and self.key_of(h) is not None]
 
-    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int, named: Key | None) -> None:
+    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int, by_name: bool) -> None:
         self._key_of[engine_hash] = key
         self._depth_of[engine_hash] = depth
-        if named is not None:
-            self._name_of[engine_hash] = named
+        if by_name:
+            self._by_name.add(engine_hash)
         if key in self._twins:  # hash_of may still name one that is gone, even this one
             self._twins[key].add(engine_hash)
         elif self._hash_of.setdefault(key, engine_hash) != engine_hash:
             self._twins[key] = {self._hash_of[key], engine_hash}
-        self._names.placed(engine_hash, key)
 
     def _root(self, event: BlockStoredEvent) -> Key:
         adapter = event.lora_name if event.lora_name is not None or event.lora_id < 0 else HiddenAdapter(event.lora_id)
         return root_key(self._model, adapter, event.block_size)
 
-    def _as_parent(self, engine_hash: EngineHash) -> tuple[Key | None, int, Key | None]:
-        """Its key, its depth, and the key of the name that both hang on."""
+    def _as_parent(self, engine_hash: EngineHash) -> tuple[Key | None, int, bool]:
+        """Its key, its depth, and whether both hang on a name."""
         key = self._key_of.get(engine_hash)
         if key is not None:
-            return key, self._depth_of[engine_hash], self._name_of.get(engine_hash)
+            return key, self._depth_of[engine_hash], engine_hash in self._by_name
         name = self._names.get(engine_hash)
-        return (None, -1, None) if name is None else (name.key, name.depth, name.key)
-
-    def _mistrust_names(self) -> None:
-        """What was removed by name may have been any block."""
-        self._positions.mistrust_names()
-        self._observed.doubt(self._positions.named_at)
+        return (None, -1, False) if name is None else (name.key, name.depth, True)
 
     # -- adoption
 
@@ -193,18 +185,54 @@ class Placement:
             return None
         return content(self._root(event), event.raw_token_ids[: event.block_size * 4])
 
-    def _adopt(self, event: BlockStoredEvent) -> bool:
-        """Name the event's parent, of which nothing is known, if it is the last block of an observed run."""
-        if (not self._names and not self._observed) or event.block_hashes[0] in self._key_of:
-            return False
+    def _compare(self, event: BlockStoredEvent, parent: EngineHash) -> None:
+        """Names and runs with a store whose parent's key is not certain."""
+        if not self._names and not self._observed:
+            return
+        known = self.key_of(parent) is not None
+        if known and not self.hangs_on_a_name(parent):
+            return
         follows = self._content(event)
-        if follows is None or self._names.refuted(follows):
-            return False
+        if follows is None:
+            return
+        if self._names.continued_by(parent, follows):
+            self._give_up()
+        elif not known and event.block_hashes[0] not in self._key_of:
+            self._adopt(follows, parent)
+
+    def _adopt(self, follows: Key, parent: EngineHash | None = None) -> EngineHash | None:
+        """Name the one parent that waits for a block like this one, and has ``parent`` come just now, if it is the last
+        block of the one run that this follows; returns it."""
         runs = self._observed.followed_by(follows)
-        if len(runs) != 1 or runs[0].last in self._hash_of:
-            return False
-        assert event.parent_block_hash is not None
-        return self._names.adopt(event.parent_block_hash, follows, runs[0])
+        if len(runs) != 1:
+            return None
+        waiting = (self._parked[number] for number in self._parked_content.get(follows, ()))
+        parents = {event.parent_block_hash for event in waiting if event.block_hashes[0] not in self._key_of}
+        if parent is not None:
+            parents.add(parent)
+        if len(parents) > 1:
+            self._observed.name_nothing(runs[0])
+        if len(parents) != 1 or runs[0].last in self._hash_of or self._parked_dropped_at > runs[0].since:
+            return None
+        parent = parents.pop()
+        assert parent is not None
+        if self._names.continued_by(parent, follows) or self._names.contradicted_by(parent, runs[0].last):
+            self._give_up()
+            return None
+        self._names.add(parent, follows, runs[0])
+        self._counts["adopted"] += 1
+        return parent
+
+    def _give_up(self) -> None:
+        """A name is wrong, so any may be: what hangs on them loses its key, and what was removed by them had none."""
+        self._counts["adoption_disputed"] += 1
+        self.gave_up_at = self._positions.move()
+        self._names.clear()
+        for engine_hash in list(self._by_name):
+            self.unplace(engine_hash)
+        self._observed.mistrust()
+        self._positions.mistrust_names()
+        self._observed.doubt(self._positions.named_at)
 
     # -- parking
 
@@ -219,9 +247,12 @@ class Placement:
         self._parked_bytes += _parked_size(event)
         self._counts["parked"] += 1
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
-            self.parked_dropped_at = next(iter(self._parked))
-            self._unpark(self.parked_dropped_at)
+            self._parked_dropped_at = next(iter(self._parked))
+            self._unpark(self._parked_dropped_at)
             self._counts["parked_dropped"] += 1
+
+    def _unpark_under(self, parent: EngineHash) -> list[BlockStoredEvent]:
+        return [self._unpark(number) for number in list(self._parked_under.get(parent, ()))]
 
     def _unpark(self, number: int) -> BlockStoredEvent:
         event = self._parked.pop(number)

@@ -30,7 +30,7 @@ class Positions:
         self.keyless_at = self.now
         """When a block without a key was removed for the last time."""
         self.named_at = self.now
-        """When the key of what was removed hung on an adopted name for the last time."""
+        """When a block was removed whose key hung on a name, for the last time."""
         self._dropped_at = self.now
         self._removals: deque[tuple[int, Key]] = deque()
         self._removed_at: dict[Key, int] = {}
@@ -61,7 +61,7 @@ class Positions:
                 del self._removed_at[oldest]
 
     def mistrust_names(self) -> None:
-        """A name may be wrong: what was removed by name had no key."""
+        """Names were wrong: what was removed by them had no key."""
         self.keyless_at = max(self.keyless_at, self.named_at)
 
     def known_since(self, position: int) -> bool:

@@ -80,14 +80,16 @@ Answers
 
 Adoption
     A store with an unknown parent whose first block is what followed an observed run in its prompt names that run's
-    last block, in either order of store and answer; it and what is parked under it are placed. Another prompt may go
-    on with the same tokens, so that is a guess; but the request that was observed computed the block too, so then its
-    own store names another parent. So no name where two runs go on alike, or where a hash has the run's last key; and
-    a name is *disputed* when an orphan of another parent has the same content, when another parent is to have the same
-    key, when another hash gets the key, or the named one another key. Behind a disputed key events count no more, only
-    runs, and the removal of a block that was placed through it is keyless, what was removed before included. A run
-    whose own store may have been dropped from parking adopts nothing. A name is no copy and is a fact about content:
-    it lives until the worker is emptied (``NAMES`` of them, oldest out).
+    last block, in either order of store and answer; it and what is parked under it are placed. A name is no copy and
+    is a fact about content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
+
+    Another prompt may go on with the same tokens, so a name is a guess. But the request that was observed computed that
+    block too, so then its own store, which names another parent, is parked, or comes yet. So there is no name where
+    two runs go on alike, where two parents wait for such a block, where a hash has the run's last key, or where
+    anything parked since the match was dropped. And all names are *given up*, since they build on each other, once a
+    store has what a name was given for behind another parent (unless that parent's key hangs on no name), a second
+    parent is to have a name's key, a hash gets a name's key, or a named hash another one. What was placed by name then
+    has no key, what was removed by name was keyless, and runs that are there or were matched before name nothing more.
 
 Cap
     With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an

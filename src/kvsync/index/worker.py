@@ -239,8 +239,8 @@ class Worker:
 
     def _note_removal(self, engine_hash: EngineHash) -> None:
         """A copy of it leaves some cache, even one of a medium that is unknown here."""
-        key, by_name = self.placement.key_of_removed(engine_hash)
-        self.positions.remove(key, by_name=by_name)
+        key = self.placement.key_of(engine_hash)
+        self.positions.remove(key, by_name=self.placement.hangs_on_a_name(engine_hash))
         if key is None:
             self.observed.doubt(self.positions.now)
         else:
