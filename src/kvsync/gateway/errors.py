@@ -115,6 +115,16 @@ def salt_not_enforceable(path: str) -> Problem:
     )
 
 
+def transfer_params(field: str) -> Problem:
+    """``field`` is one of a fixed list."""
+    return Problem(
+        403,
+        f"{field} is not for tenants: it has an engine load caches from elsewhere",
+        reason="transfer_params",
+        param=field,
+    )
+
+
 def salt_not_string() -> Problem:
     return Problem(400, "cache_salt must be a string", reason="salt_not_string", param="cache_salt")
 

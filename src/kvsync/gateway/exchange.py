@@ -30,6 +30,7 @@ from kvsync.gateway.ports import Fleet, JsonObject, OnAnswer, Outcome, Routing, 
 from kvsync.gateway.reader import Admitted, Request
 from kvsync.gateway.relay import Relay
 from kvsync.gateway.salts import Salts
+from kvsync.gateway.transfers import refuse_transfers
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.routing.decision import Decision, Query
@@ -140,6 +141,8 @@ class Exchange:
             model = self._rooms.fleet.resolve(name)
             if model is None:
                 raise errors.no_such_model(name)
+            if self._rooms.tenants.closed:
+                refuse_transfers(asked)
             request = self._request
             request.body = self._rooms.salts.apply(self._tenant, self._route.path, asked, request.body)
             if self._rooms.inject_usage:

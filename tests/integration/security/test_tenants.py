@@ -201,6 +201,29 @@ async def test_where_salts_are_not_enforceable_the_tenant_hears_why() -> None:
         assert home.counters.answers["/v1/messages", 403, "salt_not_enforceable"] == 1
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"kv_transfer_params": {"do_remote_prefill": true, "remote_host": "10.0.0.1"}',
+        b'"kv_transfer_params": null, "kv\\u005ftransfer_params": {}',
+        b'"ec_transfer_params": {"x": 1}',
+        b'"vllm_xargs": {"kv_transfer_params": "x"}',
+        b'"vllm_xargs": {"a": 1, "ec_transfer_params": null}',
+    ],
+)
+async def test_no_tenant_has_an_engine_load_a_cache_from_elsewhere(field: bytes) -> None:
+    body = b'{"model": "m", %b}' % field
+    async with house(echo, tenants=tenants()) as home:
+        client = await home.client()
+        answer = await client.ask(body, b"/v1/completions", BEARER)
+        assert answer.status == 403
+        harmless = b'{"model": "m", "kv_transfer_params": null, "vllm_xargs": {"a": 1}}'
+        assert (await client.ask(harmless, b"/v1/completions", BEARER)).body == harmless
+        assert len(home.engine.requests) == 1
+    async with house(echo) as home:  # without tenants everything passes
+        assert (await (await home.client()).ask(body)).body == body
+
+
 async def test_a_large_body_is_edited_too() -> None:
     body = b'{"model": "m", "prompt": [%b]}' % b",".join([b"17"] * 400_000)
     async with house(echo, tenants=tenants(**SALTING), tokenizing=AtOnce(), **SALTING) as home:
