@@ -45,13 +45,10 @@ class Known(NamedTuple):
     keys: Sequence[Sequence[int]]
     """The prompts' prefixes."""
 
-    def match(self, worker: str) -> Match:
-        return self.matches.get(worker, NOTHING)
-
     def observed_tokens(self, worker: str) -> int:
         """What answers let expect of the worker, where nothing better is known of it."""
         hope = self.observed.get(worker)
-        return hope.tokens if hope is not None and self.match(worker).trust == "none" else 0
+        return hope.tokens if hope is not None and self.matches.get(worker, NOTHING).trust == "none" else 0
 
 
 class Knowledge:
@@ -84,12 +81,14 @@ class Knowledge:
 
     def board(self, query: Query, known: Known, slots: Sequence[Slot], cells: Sequence[Cell], turn: int) -> Board:
         """The candidates as a policy sees them."""
-        found = [known.match(slot.worker) for slot in slots] if known.matches else [NOTHING] * len(slots)
+        matches = known.matches
+        found = [matches.get(slot.worker, NOTHING) for slot in slots] if matches else [NOTHING] * len(slots)
         expected = [match.expected for match in found]
         shared = [0] * len(slots)
         if known.observed:
             for row, slot in enumerate(slots):
-                expected[row] = max(expected[row], known.observed_tokens(slot.worker))
+                if (hope := known.observed.get(slot.worker)) and found[row].trust == "none":
+                    expected[row] = max(expected[row], hope.tokens)
         if known.hopes:
             for row, slot in enumerate(slots):
                 if hope := known.hopes.get(slot.worker):
