@@ -207,9 +207,10 @@ async def test_the_same_engine_at_another_place_is_made_new_and_not_removed(flee
     engine = engine_of(first)
     await fleet.manager.add(engine)
     await fleet.holds([1])
+    await fleet.until(lambda: fleet.sink.current == [False, True])
     await fleet.manager.change(replace(engine, events=second.events, replay=second.replay))
     await fleet.holds([2])
-    await fleet.live()
+    await fleet.until(lambda: fleet.sink.current[-1])
     assert fleet.sink.calls == [("add", "a"), ("forget", "a"), ("add", "a")]
     assert fleet.sink.current == [False, True, False, False, True]
     await fleet.manager.change(replace(engine, kv_events=False))
@@ -222,7 +223,7 @@ async def test_an_engine_whose_new_place_is_unknown_is_believed_no_longer(fleet:
     engine = engine_of(publisher)
     await fleet.manager.add(engine)
     await fleet.holds([1])
-    await fleet.live()
+    await fleet.until(lambda: fleet.sink.current == [False, True])
     await fleet.manager.change(replace(engine, events=None, replay=None))
     await fleet.until(lambda: fleet.sink.current[-1] is False)
     assert fleet.sink.applied == {"a": []}

@@ -59,6 +59,15 @@ class Rig:
     async def knows_sleep(self, asleep: bool) -> None:
         await self.fleet.until(lambda: self.fleet.status().asleep is asleep)
 
+    async def forgotten(self) -> None:
+        await self.knows_sleep(True)
+
+        def blocks() -> int:
+            workers: Any = self.index.stats()["workers"]
+            return int(workers["a"]["blocks"])
+
+        await self.fleet.until(lambda: blocks() == 0)
+
     async def applied(self, seq: int) -> None:
         await self.fleet.until(lambda: self.fleet.status().last_sequence == seq)
 
@@ -77,10 +86,8 @@ async def test_a_sleeping_engine_has_no_credit_and_is_exact_again_after_its_firs
         await it.follow()
         await it.credits(OLD, 32)
         it.sleep()
-        await it.knows_sleep(True)
-        assert it.match(OLD) == Match(0, trust="none")
-        workers: Any = it.index.stats()["workers"]
-        assert workers["a"]["blocks"] == 0
+        await it.forgotten()
+        assert (it.match(OLD).credit, it.match(OLD).expected, it.match(OLD).trust) == (0, 0, "none")
         it.wake()
         await it.knows_sleep(False)
         await it.fleet.until(lambda: it.match(OLD).trust == "partial")
@@ -172,19 +179,20 @@ async def test_a_worker_is_resumed_only_when_stream_and_metrics_agree() -> None:
         assert fleet.sink.calls.count(("forget", "a")) == 1, "a cache is lost once"
 
 
-async def test_sleep_outlasts_a_new_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sleep_outlasts_a_new_registration() -> None:
     """Facts learned later make the worker new; that must not wake it."""
     async with ScriptedEngine("a", blocks=None) as engine, Fleet(OFTEN) as fleet:
         await fleet.manager.add(Engine(uid="a", model="tiny", **engine.entry))  # type: ignore[arg-type]
         await fleet.live()
         engine.gauges[AWAKE] = 0
-        await fleet.until(lambda: fleet.status().asleep)
+        await fleet.until(lambda: fleet.sink.current == [False, True, False])
+        del engine.gauges[AWAKE]  # nothing that is looked at afterwards says it again
         engine.gauges['vllm:cache_config_info{engine="0",num_gpu_blocks="101"}'] = 1
         fleet.manager._relocate("a")
         await fleet.until(lambda: fleet.sink.facts["a"]["usable_blocks"] == 100)
         await fleet.live()
         assert fleet.status().asleep
-        assert fleet.sink.current[-1] is False
+        assert fleet.sink.current == [False, True, False, False]
 
 
 async def test_hits_are_told_per_worker_as_they_grow() -> None:
