@@ -234,6 +234,8 @@ class Pages:
         self.body = b'vllm:engine_sleep_state{sleep_state="awake"} 1\n'
         self.status = 200
         self.hang: set[str] = set()
+        self.hung = asyncio.Event()
+        """Set: those that hang answer after all."""
         self.asked: list[str] = []
         self.open = 0
         self.most = 0
@@ -245,7 +247,7 @@ class Pages:
         self.most = max(self.most, self.open)
         try:
             if name in self.hang:
-                await asyncio.Event().wait()
+                await self.hung.wait()
             return web.Response(body=self.body, status=self.status)
         finally:
             self.open -= 1
@@ -323,12 +325,14 @@ async def test_nothing_is_reported_of_an_engine_that_is_gone_and_a_new_one_begin
         scraper.look(engine("a"))
         await until(lambda: pages.open == 1)
         scraper.remove("a")
-        pages.hang = set()
+        pages.hung.set()
+        await until(lambda: not scraper._looks)
+        assert seen == [], "it was answered, and nobody wants to know any more"
         scraper.look(engine("a"))
         await until(lambda: len(seen) >= 2)
         assert seen[0] == ("a", EngineMetrics({0: RankMetrics(asleep=False)}, restarted=False))
         scraper.remove("a")
-        await until(lambda: pages.open <= 1)
+        await until(lambda: not scraper._looks)
         count = len(seen)
         scraper.look(engine("b"))
         await until(lambda: sum(uid == "b" for uid, _ in seen) >= 3)
