@@ -230,27 +230,6 @@ async def test_broken_connections_leave_nothing_behind(fleet: Fleet, monkeypatch
     assert fleet.sink.calls == [("add", "a")]
 
 
-async def test_a_connection_that_swallows_everything_is_made_again(fleet: Fleet) -> None:
-    publisher = fleet.publisher()
-    async with Proxy(publisher.events) as proxy:
-        await fleet.manager.add(replace(engine_of(publisher), events=proxy.endpoint))
-        await fleet.live()
-        proxy.swallow()
-        publisher.publish(1)
-        await fleet.holds([1])
-        assert fleet.status().disconnections >= 1
-
-
-async def test_an_idle_healthy_connection_stays(fleet: Fleet) -> None:
-    publisher = fleet.publisher()
-    async with Proxy(publisher.events) as proxy:
-        await fleet.manager.add(replace(engine_of(publisher), events=proxy.endpoint))
-        await fleet.live()
-        pieces = proxy.pieces
-        await fleet.until(lambda: proxy.pieces >= pieces + 12)  # six heartbeats and their answers: over two timeouts
-    assert fleet.status().connections == 1
-
-
 GARBAGE = [
     (b"topic only",),
     (b"topic", b"\0" * 8),

@@ -51,7 +51,7 @@ class Consumer:
         return answer
 
     async def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 30  # a stream that is merely quiet is probed each minute
         while not condition(said := await self.says()):
             assert time.monotonic() < deadline, said
             await asyncio.sleep(0.02)
@@ -89,6 +89,7 @@ async def consuming(publisher: Publisher) -> AsyncIterator[Consumer]:
         await process.wait()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("buffer_steps", "trust"), [(BATCHES + 10, "exact"), (1_000, "partial")], ids=["repaired", "reset"]
 )
@@ -105,9 +106,8 @@ async def test_a_frozen_gateway_finds_what_it_missed(buffer_steps: int, trust: s
             for _ in range(BATCHES):
                 publisher.send(flood_batch)
             assert consumer.memory("VmRSS") < before + ROOM
-            consumer.signal(signal.SIGCONT)
-            publisher.send(flood_batch)
-            said = await consumer.until(lambda said: said["state"] == "live" and said["last"] == BATCHES + 1)
+            consumer.signal(signal.SIGCONT)  # what was dropped is the end of it: no later batch shows that
+            said = await consumer.until(lambda said: said["state"] == "live" and said["last"] == BATCHES)
             assert said["received"] < BATCHES, "the flood was meant to be more than there is room for"
             assert (said["trust"], said["blocks"]) == (trust, 16)
             assert consumer.memory("VmHWM") < before + ROOM

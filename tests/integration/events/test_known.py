@@ -47,6 +47,7 @@ async def known() -> AsyncIterator[Known]:
         yield Known(fleet, index)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("topic_frame", [True, False], ids=["since-0.26", "before-0.26"])
 async def test_a_late_joiner_knows_what_one_from_the_beginning_knows(known: Known, topic_frame: bool) -> None:
     """(S2, S4) Join at 200 with 0–199 in the engine's buffer, removals among them, in both layouts of replies."""
@@ -69,6 +70,7 @@ async def test_a_late_joiner_knows_what_one_from_the_beginning_knows(known: Know
     assert publisher.refused == []
 
 
+@pytest.mark.faults
 async def test_a_replay_that_overlaps_live_batches_counts_each_once(known: Known) -> None:
     """(S7) Replay 0–10, live 8–12, then one removal ⇒ gone."""
     publisher = known.fleet.publisher(already=range(1, 12))
@@ -91,6 +93,7 @@ async def test_a_replay_that_overlaps_live_batches_counts_each_once(known: Known
     assert known.match(9).credit == known.match(9).expected == 0
 
 
+@pytest.mark.faults
 async def test_what_can_not_be_decoded_costs_no_connection(known: Known) -> None:
     """(W2) It may have been a removal, so trust goes; the stream goes on, and the next batch applies."""
     publisher = known.fleet.publisher()
@@ -137,6 +140,7 @@ async def test_a_worker_that_is_doubted_is_learned_anew(known: Known, replay: bo
     await known.fleet.until(lambda: known.match(5).credit == 4)
 
 
+@pytest.mark.faults
 async def test_ranks_are_told_apart_and_one_that_dies_takes_only_itself(known: Known) -> None:
     """(I13) Two ranks with prefixes of their own; a batch that names the other rank is nobody's."""
     ranks = neighbours(2)
@@ -159,6 +163,7 @@ async def test_ranks_are_told_apart_and_one_that_dies_takes_only_itself(known: K
     assert known.fleet.status("a#1").state == "live"
 
 
+@pytest.mark.faults
 async def test_an_engine_on_ipv6_scores_as_one_on_ipv4(known: Known) -> None:
     """(D2) Its HTTP pages, its events and its replays, with and without ports in the configuration."""
     six = known.fleet.publisher(host="::1", already=[1, 2, 3])

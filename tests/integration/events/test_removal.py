@@ -178,6 +178,7 @@ async def test_turning_off_waits_for_nothing_either(fleet: Fleet) -> None:
     assert fleet.sink.facts == {}
 
 
+@pytest.mark.faults
 async def test_a_storm_of_additions_and_removals_of_one_engine_ends_tracked(fleet: Fleet) -> None:
     """(K5) None waits for the one before, and the last word counts."""
     publisher = fleet.publisher()

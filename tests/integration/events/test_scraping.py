@@ -79,6 +79,7 @@ async def rig(**engine: Any) -> AsyncIterator[Rig]:
         yield Rig(scripted, fleet, index)
 
 
+@pytest.mark.faults
 async def test_a_sleeping_engine_has_no_credit_and_is_exact_again_after_its_first_step() -> None:
     """(I3) It sleeps and says so in its metrics only; then a clear leaves nothing, and what is new counts."""
     async with rig() as it:

@@ -38,6 +38,7 @@ async def farm_of(count: int, length: int) -> AsyncIterator[Farm]:
         farm.close()
 
 
+@pytest.mark.faults
 async def test_a_hundred_engines_want_a_replay_at_start_and_live_events_go_on() -> None:
     """(S10) Few replays at a time and one for each engine, none broken off; a live batch waits for none of them."""
     count, length = 100, 200
@@ -80,6 +81,7 @@ async def test_a_hundred_engines_want_a_replay_at_start_and_live_events_go_on() 
         )
 
 
+@pytest.mark.faults
 async def test_half_open_connections_are_found_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """(S8) Packets vanish, and another process takes the address: 20 times its first event is seen."""
     monkeypatch.setattr("kvsync.events.followed.RECONNECT_LAST", 0.1)
@@ -105,6 +107,7 @@ async def test_half_open_connections_are_found_and_leave_nothing_behind(monkeypa
             assert fleet.sink.trust["a"] == "exact"
 
 
+@pytest.mark.faults
 async def test_an_idle_healthy_connection_is_left_alone(fleet: Fleet) -> None:
     """(S8) Six heartbeats and their answers are more than two of its timeouts."""
     publisher = fleet.publisher()
@@ -133,6 +136,7 @@ async def test_a_storm_of_lost_connections_is_met_with_patience(fleet: Fleet) ->
         assert fleet.status().connections == 6
 
 
+@pytest.mark.faults
 async def test_a_refused_port_is_tried_less_and_less_often(fleet: Fleet) -> None:
     """(K4) And once somebody listens there, it is followed."""
     started = time.monotonic()
@@ -152,6 +156,7 @@ async def test_a_refused_port_is_tried_less_and_less_often(fleet: Fleet) -> None
     assert fleet.status().alarm is None
 
 
+@pytest.mark.faults
 async def test_an_engine_that_serves_and_publishes_nothing_is_an_alarm(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -321,6 +321,7 @@ async def test_engines_that_come_and_go_while_it_is_off_are_known_when_it_is_on(
     await rig.sync.stop()
 
 
+@pytest.mark.faults
 async def test_a_storm_of_changes_and_switches_ends_as_the_last_word_says() -> None:
     """(K5) Whatever overlaps: each change is one step, and none is lost."""
     rig = Rig(settings())
