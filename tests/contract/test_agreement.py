@@ -327,7 +327,7 @@ def test_lives_with_losses_and_answers(kind: str) -> None:
         for _ in range(60):
             life.step()
             seen.update(life.index.stats()["workers"]["w"]["counts"].keys())  # type: ignore[index]
-    wanted = {"observed_runs", "adopted", "adoption_disputed", "capped", "relearned"}
+    wanted = {"observed_runs", "adopted", "capped", "relearned"}
     if losses.KINDS[kind].reannounces:
         wanted.add("doubtful_missed")
     assert wanted <= seen.keys(), wanted - seen.keys()

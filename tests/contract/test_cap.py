@@ -213,7 +213,8 @@ def test_depth_goes_on_behind_an_adopted_name(make_index: Make) -> None:
     index.add_worker("v", M)
     index.apply("v", batch(chain(3, 1)))
     assert credit(index, prompt(2, 4)) == 16
-    assert (counts(index)["capped"], credit(index, [*range(20), 7])) == (1, 16), "the fifth block of its chain"
+    assert look(index, [*range(20), 7]) == Match(12, 4, {"gpu": 12}, "partial"), "the fifth block of its chain went"
+    assert counts(index)["capped"] == 1
 
 
 def test_caps_from_workers_that_leave(make_index: Make) -> None:

@@ -281,7 +281,7 @@ KINDS = {
     "reannounces and offloads": Kind(offloads=True, reannounces=True),
     "eagle": Kind(eagle=True),
 }
-WORDS = ("observed_runs", "adopted", "adoption_disputed")
+WORDS = ("observed_runs", "adopted")
 """What has to come up often, lest the test says nothing."""
 
 

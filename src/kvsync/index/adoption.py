@@ -1,10 +1,10 @@
-"""Names for parents that no event placed: which engine hash is the last block of an observed run.
+"""Guesses: which engine hash is the last block of an observed run.
 
-A store whose parent has no key and whose first block continues an observed run names that run's last block. That is a
-guess, which another prompt with the same continuation refutes: the request that was observed computed that block too,
-and its own store names another parent. One contradiction gives up all names, since names build on each other.
+A store whose parent has no key and whose first block continues an observed run names that run's last block. Another
+prompt may go on with the same tokens, so that is a guess.
 
-What must always hold: once all stores that were sent have come, no name is wrong.
+What must always hold: what hangs on a name is expected, never credit by events; the removal of such a block may be one
+of any block.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class Name:
     """What an engine hash is taken for."""
 
     key: Key
-    follows: Key
-    """Content of the block that told."""
     depth: int
     """Blocks before it in its chain."""
 
@@ -42,41 +40,14 @@ class Names:
 
     def __init__(self) -> None:
         self._names: OrderedDict[EngineHash, Name] = OrderedDict()
-        self._by_key: dict[Key, EngineHash] = {}
-        self._by_content: dict[Key, EngineHash] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
-    def __contains__(self, engine_hash: object) -> bool:
-        return engine_hash in self._names
 
     def get(self, engine_hash: EngineHash) -> Name | None:
         return self._names.get(engine_hash)
 
-    def add(self, parent: EngineHash, follows: Key, run: Run) -> None:
-        """``parent`` is the last block of the run; nothing contradicts that."""
-        self._names[parent] = Name(run.last, follows, len(run.keys) - 1)
-        self._by_key[run.last] = parent
-        self._by_content[follows] = parent
+    def add(self, parent: EngineHash, run: Run) -> None:
+        self._names[parent] = Name(run.last, len(run.keys) - 1)
         if len(self._names) > NAMES:
-            _, oldest = self._names.popitem(last=False)
-            del self._by_key[oldest.key]
-            del self._by_content[oldest.follows]
-
-    def continued_by(self, parent: EngineHash, follows: Key) -> bool:
-        """Whether a name was given for a block like this one behind another parent: which of them was it?"""
-        return self._by_content.get(follows, parent) != parent
-
-    def contradicted_by(self, engine_hash: EngineHash, key: Key) -> bool:
-        """Whether a name says otherwise than that this hash has this key."""
-        name = self._names.get(engine_hash)
-        return self._by_key.get(key, engine_hash) != engine_hash or (name is not None and name.key != key)
-
-    def clear(self) -> None:
-        self._names.clear()
-        self._by_key.clear()
-        self._by_content.clear()
+            self._names.popitem(last=False)
 
 
 __all__ = ["NAMES", "Name", "Names", "content"]

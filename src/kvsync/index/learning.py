@@ -79,14 +79,18 @@ def _confirm(worker: Worker, answer: Answer, position: int, some: Collection[Rul
 def _miss(worker: Worker, answer: Answer, position: int, some: list[Rule]) -> None:
     """The first block that it did not have is no doubtful one, and no run goes on there."""
     prompt = answer.prompt
-    if not worker.observed and not worker.residence.doubtful:
+    if not worker.observed and not worker.residence.doubtful and not worker.placement.guesses:
         return
     if hit(worker, some, prompt, observed=True, even_doubtful=True) <= answer.had * prompt.size:
         return
     first = answer.had + worker.facts.eagle  # there it had one more than it said, and dropped it
     for i in range(first, prompt.limit):
         engine_hash = worker.placement.hash_of(prompt.chain[i])
-        if engine_hash is not None and (dropped := worker.residence.drop_doubtful(engine_hash)):
+        if engine_hash is None:
+            continue
+        guessed = worker.placement.is_guess(engine_hash)
+        dropped = worker.residence.drop(engine_hash) if guessed else worker.residence.drop_doubtful(engine_hash)
+        if dropped:
             worker.counts["doubtful_missed"] += dropped
     if first < prompt.limit:
         # A run of a later request may rightly go further: this one's blocks are there now.
@@ -107,19 +111,17 @@ def _record(worker: Worker, answer: Answer, position: int, some: list[Rule]) -> 
         worker.counts["observed_unusable"] += 1
         return
     keys = tuple(prompt.chain[i] for i in range(had))
-    follows = _follows(worker, answer, position) if had == answer.had else None
-    run = Run(keys, answer.until, position, positions.move(), follows)
+    follows = _follows(answer) if had == answer.had else None
+    run = Run(keys, answer.until, positions.move(), follows)
     if worker.observed.record(run):
         worker.placement.adopt_parked(run, worker.residence)
 
 
-def _follows(worker: Worker, answer: Answer, position: int) -> Key | None:
+def _follows(answer: Answer) -> Key | None:
     """The content of the block behind the hit: this very request computed and stored it."""
     had, step = answer.had, answer.prompt.size * 4
     if (had + 1) * step > len(answer.tokens) or had in answer.with_keys:
         return None
-    if worker.placement.gave_up_at > position:
-        return None  # its store may have been placed, and then given up
     return content(answer.root, answer.tokens[had * step : (had + 1) * step])
 
 

@@ -85,7 +85,7 @@ def match(worker: Worker, prompt: Prompt | None, *, note_reads: bool) -> Match:
             by_tier.clear()
             credit = hit(worker, some, prompt, observed=True, by_tier=by_tier)
     likely = credit
-    if how_far == "none" or worker.observed or worker.residence.doubtful:
+    if how_far == "none" or worker.observed or worker.residence.doubtful or worker.placement.guesses:
         likely = max(credit, hit(worker, some, prompt, observed=True, even_doubtful=True))
     if note_reads:
         blocks = (worker.placement.hash_of(prompt.chain[i]) for i in range(likely // prompt.size))
@@ -102,19 +102,22 @@ def hit(
     even_doubtful: bool = False,
     by_tier: dict[Tier, int] | None = None,
 ) -> int:
-    """Tokens of the prompt that its cache can serve, by its events alone or with what was ``observed``."""
+    """Tokens of the prompt that its cache can serve: by its events alone, with what was ``observed``, and with what is
+    in doubt or guessed."""
     placement, chain, size = worker.placement, prompt.chain, prompt.size
     plain = is_plain(worker, some)
     trusted = prompt.limit
     """Events count up to this block."""
-    if not placement.clean:
-        trusted = next((i for i in range(prompt.limit) if placement.muddled(chain[i])), trusted)
+    if placement.twins:
+        trusted = next((i for i in range(prompt.limit) if chain[i] in placement.twins), trusted)
 
     def held(tier: Tier, group: int, i: int) -> bool:
         if observed and plain and tier == "gpu" and worker.observed.held(chain[i], even_doubtful=even_doubtful):
             return True
         engine_hash = placement.hash_of(chain[i]) if i <= trusted else None
-        return engine_hash is not None and worker.residence.held(tier, group, engine_hash, even_doubtful=even_doubtful)
+        if engine_hash is None or (placement.is_guess(engine_hash) and not even_doubtful):
+            return False
+        return worker.residence.held(tier, group, engine_hash, even_doubtful=even_doubtful)
 
     chunk = worker.facts.attention_chunk_size or 1
     run = hit_blocks(some, lambda group, i: held("gpu", group, i), prompt.tokens, size, chunk, worker.facts.eagle)
@@ -145,6 +148,7 @@ def describe(worker: Worker) -> dict[str, object]:
         "copies": worker.residence.copies,
         "doubtful": worker.residence.doubtful,
         "placed": worker.placement.placed,
+        "guessed": worker.placement.guesses,
         "parked": worker.placement.parked,
         "observed": worker.observed.live_keys,
         "reannouncing": worker.reannouncing,

@@ -23,8 +23,6 @@ class Run:
     keys: tuple[Key, ...]
     until: float
     """When it ends, by the caller's clock."""
-    since: int
-    """Position of the worker at the match: the engine had them later."""
     recorded_at: int
     """Position of the worker."""
     follows: Key | None = None
@@ -47,7 +45,7 @@ class Observed:
         self._live: Counter[Key] = Counter()
         self._all: Counter[Key] = Counter()
         self._following: dict[Key, list[Key]] = {}
-        """Content of the next block → last keys."""
+        """Content of the next block → last keys, oldest first."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -75,31 +73,16 @@ class Observed:
             self._counts["observed_dropped"] += 1
         return run.last in self._runs
 
-    def followed_by(self, content: Key) -> list[Run]:
-        """Runs whose next block has this content."""
-        return [self._runs[last] for last in self._following.get(content, ())]
+    def followed_by(self, content: Key) -> Run | None:
+        """The newest run whose next block has this content."""
+        following = self._following.get(content)
+        return None if following is None else self._runs[following[-1]]
 
-    def name_nothing(self, run: Run) -> None:
-        """Its next block tells nothing any more."""
-        if run.follows is not None:
-            following = self._following[run.follows]
-            following.remove(run.last)
-            if not following:
-                del self._following[run.follows]
-            run.follows = None
-
-    def mistrust(self) -> None:
-        """Names were wrong: nothing that a run was followed by tells any more."""
+    def doubt(self) -> None:
+        """Some block left, and it may be one of any run."""
         for run in self._runs.values():
-            run.follows = None
-        self._following.clear()
-
-    def doubt(self, gone_at: int) -> None:
-        """Some block left at that position, and it may be one of any run that was seen before."""
-        for run in self._runs.values():
-            if run.live and run.since < gone_at:
-                run.live = False
-                _take(self._live, run.keys)
+            run.live = False
+        self._live.clear()
 
     def end_with(self, key: Key, recorded_by: int | None = None) -> None:
         """End the runs that have this key; with ``recorded_by`` only those recorded up to that position."""
@@ -125,7 +108,11 @@ class Observed:
         _take(self._all, run.keys)
         if run.live:
             _take(self._live, run.keys)
-        self.name_nothing(run)
+        if run.follows is not None:
+            following = self._following[run.follows]
+            following.remove(last)
+            if not following:
+                del self._following[run.follows]
 
 
 def _take(counter: Counter[Key], keys: tuple[Key, ...]) -> None:

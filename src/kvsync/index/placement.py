@@ -2,7 +2,7 @@
 
 What must always hold: a hash has a key only while it is resident; a key that two hashes of the worker claimed at once
 names nobody until all of them are gone; nothing hangs on the root but what the engine put there, and on an observed run
-only what :mod:`~kvsync.index.adoption` allows.
+only guesses (:mod:`~kvsync.index.adoption`), which never take a key from a hash that is certain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARKED_BYTES: Final = 16 << 20
 
 
 class Placement:
-    """See the module. ``counts`` gets ``parked``, ``parked_dropped``, ``adopted`` and ``adoption_disputed``."""
+    """See the module. ``counts`` gets ``parked``, ``parked_dropped`` and ``adopted``."""
 
     def __init__(self, model: str, counts: Counter[str], positions: Positions, observed: Observed) -> None:
         self._model = model
@@ -31,21 +31,18 @@ class Placement:
         self._observed = observed
         self._names = Names()
         self._key_of: dict[EngineHash, Key] = {}
-        self._by_name: set[EngineHash] = set()
+        self._guesses: set[EngineHash] = set()
         """Hashes whose key hangs on a name."""
         self._depth_of: dict[EngineHash, int] = {}
         self._hash_of: dict[Key, EngineHash] = {}
-        self._twins: dict[Key, set[EngineHash]] = {}
+        self.twins: dict[Key, set[EngineHash]] = {}
+        """Keys that several hashes claimed: what was placed behind one may belong behind another block."""
         self._parked: OrderedDict[int, BlockStoredEvent] = OrderedDict()
         """By the position of the worker when they came."""
         self._parked_under: dict[EngineHash, list[int]] = {}
         self._parked_content: dict[Key, list[int]] = {}
         """By what their first block holds."""
         self._parked_bytes = 0
-        self._parked_dropped_at = 0
-        """Position of the newest one that was dropped to make room."""
-        self.gave_up_at = 0
-        """Position when names were last found wrong."""
 
     @property
     def placed(self) -> int:
@@ -58,13 +55,12 @@ class Placement:
         return len(self._parked)
 
     @property
-    def clean(self) -> bool:
-        """No key is :meth:`muddled`."""
-        return not self._twins
+    def guesses(self) -> int:
+        """Of ``placed``, those that hang on a name."""
+        return len(self._guesses)
 
-    def muddled(self, key: Key) -> bool:
-        """Whether several hashes claim the key: what was placed behind it may belong behind another block."""
-        return key in self._twins
+    def is_guess(self, engine_hash: EngineHash) -> bool:
+        return engine_hash in self._guesses
 
     def knows(self, engine_hash: EngineHash) -> bool:
         return engine_hash in self._key_of
@@ -74,20 +70,12 @@ class Placement:
         return self._depth_of.get(engine_hash)
 
     def key_of(self, engine_hash: EngineHash) -> Key | None:
-        """The key that the hash has, as a block or as the name of a parent."""
-        key = self._key_of.get(engine_hash)
-        if key is None:
-            name = self._names.get(engine_hash)
-            return None if name is None else name.key
-        return key
-
-    def hangs_on_a_name(self, engine_hash: EngineHash) -> bool:
-        """Whether its key is right only if some name is."""
-        return engine_hash in self._by_name or (engine_hash not in self._key_of and engine_hash in self._names)
+        """The key that the hash has for certain."""
+        return None if engine_hash in self._guesses else self._key_of.get(engine_hash)
 
     def hash_of(self, key: Key) -> EngineHash | None:
         """The one hash that has this key; ``None`` without one, or where several claim it."""
-        return None if key in self._twins else self._hash_of.get(key)
+        return None if key in self.twins else self._hash_of.get(key)
 
     def place(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> None:
         """Give the event's hashes their keys, and then those whose parked events waited for them."""
@@ -95,10 +83,12 @@ class Placement:
 
     def adopt_parked(self, run: Run, resident: Container[EngineHash]) -> None:
         """A run was recorded: what waits may continue it."""
-        if run.follows is not None:
-            parent = self._adopt(run.follows)
-            if parent is not None:
-                self._place_all(self._unpark_under(parent), resident)
+        if run.follows is None:
+            return
+        for number in list(self._parked_content.get(run.follows, ())):
+            event = self._parked.get(number)  # an earlier one may have placed it
+            if event is not None and self._adopt(event):
+                self._place_all([self._unpark(number)], resident)
 
     def _place_all(self, waiting: list[BlockStoredEvent], resident: Container[EngineHash]) -> None:
         while waiting:
@@ -111,13 +101,13 @@ class Placement:
         if key is None:
             return
         del self._depth_of[engine_hash]
-        self._by_name.discard(engine_hash)
-        twins = self._twins.get(key)
+        self._guesses.discard(engine_hash)
+        twins = self.twins.get(key)
         if twins is not None:
             twins.discard(engine_hash)
             if twins:
                 return
-            del self._twins[key]
+            del self.twins[key]
         del self._hash_of[key]
 
     def _place_one(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> list[EngineHash]:
@@ -126,15 +116,16 @@ class Placement:
         tokens = memoryview(event.raw_token_ids)
         parent: Key | None
         if event.parent_block_hash is None:
-            parent, depth, by_name = self._root(event), -1, False
+            parent, depth, guess = self._root(event), -1, False
         else:
-            self._compare(event, event.parent_block_hash)
-            parent, depth, by_name = self._as_parent(event.parent_block_hash)
-        missing = wrong = False
+            parent, depth, guess = self._as_parent(event.parent_block_hash)
+            if parent is None and self._adopt(event):
+                parent, depth, guess = self._as_parent(event.parent_block_hash)
+        missing = False
         for i, engine_hash in enumerate(event.block_hashes):
             key = self._key_of.get(engine_hash)
             if key is not None:
-                _, depth, by_name = self._as_parent(engine_hash)
+                _, depth, guess = self._as_parent(engine_hash)
             elif parent is None:
                 missing = True
                 continue
@@ -143,37 +134,39 @@ class Placement:
                 key = block_key(parent, tokens[i * step : (i + 1) * step], extra)
                 depth += 1
                 if engine_hash in resident:
-                    self._set_key(engine_hash, key, depth, by_name)
-                    wrong = wrong or self._names.contradicted_by(engine_hash, key)
+                    self._set_key(engine_hash, key, depth, guess)
             parent = key
-        if wrong:
-            self._give_up()
         if missing:
             self._park(event)
         heads = [*event.block_hashes]
         if event.parent_block_hash is not None:
             heads.insert(0, event.parent_block_hash)  # it may have got a name just now
-        return [h for h in heads if h in self._parked_under and self.key_of(h) is not None]
+        return [h for h in heads if h in self._parked_under and self._as_parent(h)[0] is not None]
 
-    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int, by_name: bool) -> None:
+    def _set_key(self, engine_hash: EngineHash, key: Key, depth: int, guess: bool) -> None:
+        other = self._hash_of.get(key)
+        if other is not None and guess:
+            return
+        if other is not None and other in self._guesses:
+            self.unplace(other)
         self._key_of[engine_hash] = key
         self._depth_of[engine_hash] = depth
-        if by_name:
-            self._by_name.add(engine_hash)
-        if key in self._twins:  # hash_of may still name one that is gone, even this one
-            self._twins[key].add(engine_hash)
+        if guess:
+            self._guesses.add(engine_hash)
+        if key in self.twins:  # hash_of may still name one that is gone, even this one
+            self.twins[key].add(engine_hash)
         elif self._hash_of.setdefault(key, engine_hash) != engine_hash:
-            self._twins[key] = {self._hash_of[key], engine_hash}
+            self.twins[key] = {self._hash_of[key], engine_hash}
 
     def _root(self, event: BlockStoredEvent) -> Key:
         adapter = event.lora_name if event.lora_name is not None or event.lora_id < 0 else HiddenAdapter(event.lora_id)
         return root_key(self._model, adapter, event.block_size)
 
     def _as_parent(self, engine_hash: EngineHash) -> tuple[Key | None, int, bool]:
-        """Its key, its depth, and whether both hang on a name."""
+        """Its key, its depth, and whether both are a guess."""
         key = self._key_of.get(engine_hash)
         if key is not None:
-            return key, self._depth_of[engine_hash], engine_hash in self._by_name
+            return key, self._depth_of[engine_hash], engine_hash in self._guesses
         name = self._names.get(engine_hash)
         return (None, -1, False) if name is None else (name.key, name.depth, True)
 
@@ -185,54 +178,18 @@ class Placement:
             return None
         return content(self._root(event), event.raw_token_ids[: event.block_size * 4])
 
-    def _compare(self, event: BlockStoredEvent, parent: EngineHash) -> None:
-        """Names and runs with a store whose parent's key is not certain."""
-        if not self._names and not self._observed:
-            return
-        known = self.key_of(parent) is not None
-        if known and not self.hangs_on_a_name(parent):
-            return
+    def _adopt(self, event: BlockStoredEvent) -> bool:
+        """Name the event's parent, of which nothing is known, if this continues an observed run."""
+        if not self._observed or event.block_hashes[0] in self._key_of:
+            return False
         follows = self._content(event)
-        if follows is None:
-            return
-        if self._names.continued_by(parent, follows):
-            self._give_up()
-        elif not known and event.block_hashes[0] not in self._key_of:
-            self._adopt(follows, parent)
-
-    def _adopt(self, follows: Key, parent: EngineHash | None = None) -> EngineHash | None:
-        """Name the one parent that waits for a block like this one, and has ``parent`` come just now, if it is the last
-        block of the one run that this follows; returns it."""
-        runs = self._observed.followed_by(follows)
-        if len(runs) != 1:
-            return None
-        waiting = (self._parked[number] for number in self._parked_content.get(follows, ()))
-        parents = {event.parent_block_hash for event in waiting if event.block_hashes[0] not in self._key_of}
-        if parent is not None:
-            parents.add(parent)
-        if len(parents) > 1:
-            self._observed.name_nothing(runs[0])
-        if len(parents) != 1 or runs[0].last in self._hash_of or self._parked_dropped_at > runs[0].since:
-            return None
-        parent = parents.pop()
-        assert parent is not None
-        if self._names.continued_by(parent, follows) or self._names.contradicted_by(parent, runs[0].last):
-            self._give_up()
-            return None
-        self._names.add(parent, follows, runs[0])
+        run = None if follows is None else self._observed.followed_by(follows)
+        if run is None:
+            return False
+        assert event.parent_block_hash is not None
+        self._names.add(event.parent_block_hash, run)
         self._counts["adopted"] += 1
-        return parent
-
-    def _give_up(self) -> None:
-        """A name is wrong, so any may be: what hangs on them loses its key, and what was removed by them had none."""
-        self._counts["adoption_disputed"] += 1
-        self.gave_up_at = self._positions.move()
-        self._names.clear()
-        for engine_hash in list(self._by_name):
-            self.unplace(engine_hash)
-        self._observed.mistrust()
-        self._positions.mistrust_names()
-        self._observed.doubt(self._positions.named_at)
+        return True
 
     # -- parking
 
@@ -247,8 +204,7 @@ class Placement:
         self._parked_bytes += _parked_size(event)
         self._counts["parked"] += 1
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
-            self._parked_dropped_at = next(iter(self._parked))
-            self._unpark(self._parked_dropped_at)
+            self._unpark(next(iter(self._parked)))
             self._counts["parked_dropped"] += 1
 
     def _unpark_under(self, parent: EngineHash) -> list[BlockStoredEvent]:

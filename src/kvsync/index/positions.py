@@ -29,8 +29,6 @@ class Positions:
         """When all that was known went for the last time."""
         self.keyless_at = self.now
         """When a block without a key was removed for the last time."""
-        self.named_at = self.now
-        """When a block was removed whose key hung on a name, for the last time."""
         self._dropped_at = self.now
         self._removals: deque[tuple[int, Key]] = deque()
         self._removed_at: dict[Key, int] = {}
@@ -45,24 +43,18 @@ class Positions:
         self._removals.clear()
         self._removed_at.clear()
 
-    def remove(self, key: Key | None, *, by_name: bool = False) -> None:
-        """A removal names a block with this key; ``by_name``: if the names are right."""
+    def remove(self, key: Key | None) -> None:
+        """A removal names a block with this key."""
         at = self.move()
         if key is None:
             self.keyless_at = at
             return
-        if by_name:
-            self.named_at = at
         self._removals.append((at, key))
         self._removed_at[key] = at
         if len(self._removals) > REMOVALS:
             self._dropped_at, oldest = self._removals.popleft()
             if self._removed_at[oldest] == self._dropped_at:
                 del self._removed_at[oldest]
-
-    def mistrust_names(self) -> None:
-        """Names were wrong: what was removed by them had no key."""
-        self.keyless_at = max(self.keyless_at, self.named_at)
 
     def known_since(self, position: int) -> bool:
         """Whether everything that went since then is remembered."""

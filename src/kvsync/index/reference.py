@@ -57,7 +57,7 @@ Positions
     runs. A match says where that stood (``as_of`` = 2 × position, + 1 where the credit leant on an observed run), and
     :meth:`observe` judges by it. *Evicted* when since then all was lost, or a removal named the key of one of the
     credited blocks, or more removals came than ``REMOVALS``, or, where the credit leant on a run, a *keyless* block was
-    removed: one that is not known or has no key, so that it may be any. Else *steady*.
+    removed: one that is not known or has no key, so that it may be any (or is guessed). Else *steady*.
 
 Answers
     An engine said that it had n blocks of a prompt when it began. *Plain* is a worker whose groups are all of full
@@ -79,17 +79,12 @@ Answers
     Counted blocks of a run are GPU blocks. At most ``OBSERVED_KEYS`` per worker, oldest run out first, counted.
 
 Adoption
-    A store with an unknown parent whose first block is what followed an observed run in its prompt names that run's
-    last block, in either order of store and answer; it and what is parked under it are placed. A name is no copy and
-    is a fact about content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
-
-    Another prompt may go on with the same tokens, so a name is a guess. But the request that was observed computed that
-    block too, so then its own store, which names another parent, is parked, or comes yet. So there is no name where
-    two runs go on alike, where two parents wait for such a block, where a hash has the run's last key, or where
-    anything parked since the match was dropped. And all names are *given up*, since they build on each other, once a
-    store has what a name was given for behind another parent (unless that parent's key hangs on no name), a second
-    parent is to have a name's key, a hash gets a name's key, or a named hash another one. What was placed by name then
-    has no key, what was removed by name was keyless, and runs that are there or were matched before name nothing more.
+    A store with an unknown parent whose first block is what followed an observed run in its prompt (the newest such)
+    names that run's last block, in either order of store and answer; it and what is parked under it are placed. Another
+    prompt may go on with the same tokens, so what hangs on a name is *guessed*: expected as doubtful blocks are, never
+    credit by events, dropped by a miss like those, and its removal is keyless, as that of the named block is. A guess
+    never takes a key that another hash has, and leaves it to one that is certain. A name is no copy and is a fact about
+    content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
 
 Cap
     With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an

@@ -124,11 +124,14 @@ class Residence:
                 dropped += 1
         return dropped
 
-    def drop(self, engine_hash: EngineHash) -> None:
-        """Take away every copy of it."""
+    def drop(self, engine_hash: EngineHash) -> int:
+        """Take away every copy of it; returns of how many tiers and groups."""
+        dropped = 0
         for (tier, _), place in self._places.items():
             if engine_hash in place.copies:
                 self._take(tier, place, engine_hash)
+                dropped += 1
+        return dropped
 
     def _take(self, tier: Tier, place: _Place, engine_hash: EngineHash) -> None:
         copies = place.copies.pop(engine_hash)

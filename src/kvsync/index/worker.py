@@ -240,9 +240,9 @@ class Worker:
     def _note_removal(self, engine_hash: EngineHash) -> None:
         """A copy of it leaves some cache, even one of a medium that is unknown here."""
         key = self.placement.key_of(engine_hash)
-        self.positions.remove(key, by_name=self.placement.hangs_on_a_name(engine_hash))
+        self.positions.remove(key)
         if key is None:
-            self.observed.doubt(self.positions.now)
+            self.observed.doubt()
         else:
             self.observed.end_with(key)
 
