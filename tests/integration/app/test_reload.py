@@ -7,15 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from kvsync.app import App
-from kvsync.config import load
+from kvsync.config import EventsSettings, load
 from kvsync.engine_sim import SimConfig, SimEngine
+from kvsync.events.sync import Manager
 
 FILE = """
 gateway: {{host: 127.0.0.1, port: 0, drain_timeout: 1}}
 admin: {{port: 0}}
-events: {{enabled: {enabled}}}
+events: {{enabled: {enabled}, replay_timeout: {patience}}}
 tokenizer: {{remote: {{enabled: true, endpoint: engines}}}}
 models:
   - name: tiny
@@ -30,15 +32,25 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_events_enabled_follows_the_file_and_no_request_fails(tmp_path: Path) -> None:
+async def test_events_enabled_follows_the_file_and_no_request_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "fleet.yaml"
     async with SimEngine(SimConfig(blocks=300)) as engine:
 
-        def write(enabled: str) -> None:
-            file.write_text(FILE.format(enabled=enabled, engine=engine))
+        def write(enabled: str, patience: float = 1.0) -> None:
+            file.write_text(FILE.format(enabled=enabled, patience=patience, engine=engine))
 
         write("false")
         app = App(load(file, {}, {}), config_file=file, environ={}, flags={})
+        made: list[EventsSettings] = []
+        make = app.kv_sync._make_manager
+
+        def make_manager(settings: EventsSettings) -> Manager:
+            made.append(settings)
+            return make(settings)
+
+        monkeypatch.setattr(app.kv_sync, "_make_manager", make_manager)
         await app.start()
         stop = asyncio.Event()
         statuses: list[int] = []
@@ -66,6 +78,13 @@ async def test_events_enabled_follows_the_file_and_no_request_fails(tmp_path: Pa
             assert app.index.match([7] * 200, "tiny") == {}
             answered = len(statuses)
             await until(lambda: len(statuses) > answered)
+            write("true", patience=7.0)
+            app.reload()
+            await until(lambda: app.kv_sync.status().state == "running")
+            await until(lambda: any(match.credit == 192 for match in app.index.match([7] * 200, "tiny").values()))
+            (status,) = app.kv_sync.workers()
+            assert (status.state, status.whole) == ("live", True)
+            assert [settings.replay_timeout for settings in made] == [1.0, 7.0]
         finally:
             stop.set()
             await asking

@@ -309,6 +309,26 @@ async def test_changed_timeouts_hold_once_it_was_turned_off_and_on(caplog: pytes
     await rig.sync.stop()
 
 
+async def test_a_check_that_was_overtaken_by_newer_settings_starts_nothing() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(now: Settings) -> str | None:
+        asked.set()
+        await answer.wait()
+        return None
+
+    rig = Rig(settings(enabled=False), probe=slow)
+    await rig.sync.start()
+    overtaken = asyncio.create_task(rig.sync.update(settings()))
+    await asyncio.wait_for(asked.wait(), 10)
+    await rig.sync.update(settings(enabled=False))
+    answer.set()
+    await overtaken
+    assert rig.managers == []
+    assert rig.sync.status().state == "off"
+    await rig.sync.stop()
+
+
 async def test_engines_that_come_and_go_while_it_is_off_are_known_when_it_is_on() -> None:
     rig = Rig(settings())
     await rig.sync.start()
