@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
-from kvsync.config import ConfigError, Loaded, Settings, read
+from kvsync.config import ConfigError, EngineTlsSettings, Loaded, Settings, read
 from kvsync.events.sync import unmet_conditions
 
 
@@ -60,6 +60,10 @@ def _doubts(settings: Settings) -> Iterator[str]:
     """What `kvsync serve` would start with and not do."""
     if not settings.models:
         yield "no model is configured: every request will be refused"
+    urls = [engine.url for model in settings.models for engine in model.engines]
+    urls.append(settings.tokenizer.remote.endpoint or "")
+    if settings.gateway.engine_tls != EngineTlsSettings() and not any(url.startswith("https://") for url in urls):
+        yield "gateway.engine_tls is not used: no engine has an https URL"
     if settings.events.enabled:
         yield from unmet_conditions(settings)
 

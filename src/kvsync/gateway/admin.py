@@ -234,6 +234,8 @@ class Admin:
 async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error is JSON in the envelope of the data port."""
     try:
+        if request.method == "POST":
+            _same_origin(request)
         return await handler(request)
     except Problem as problem:
         return _refusal(problem)
@@ -242,6 +244,14 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
             raise
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
         return _refusal(Problem(error.status, error.reason, reason="http"), allow)
+
+
+def _same_origin(request: web.Request) -> None:
+    """Raises ``Problem`` where a page of another site has somebody's browser, which may reach this port, ask for more
+    than to look. Browsers say where a page is from; other clients say nothing."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
+        raise Problem(403, "a page of another site may not do this", reason="cross_origin")
 
 
 def _refusal(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:

@@ -143,6 +143,9 @@ _SCHEMAS: Final[dict[str, Schema]] = {
 }
 
 
+_CROSS_ORIGIN = "A page of another site had a browser send this."
+
+
 def _json(text: str, schema: str) -> Schema:
     return {
         "description": text,
@@ -238,7 +241,7 @@ def document() -> Schema:
                     "parameters": [_named("worker", "As in /v1/workers, percent-encoded: `#` is `%23`, `/` is `%2F`.")],
                     "responses": {
                         "200": _json("It is forgotten.", "Forgotten"),
-                        **_errors(_404="There is no such worker."),
+                        **_errors(_403=_CROSS_ORIGIN, _404="There is no such worker."),
                     },
                 }
             },
@@ -251,8 +254,10 @@ def document() -> Schema:
                         "200": _json("Credit and expectation by worker.", "Matches"),
                         **_errors(
                             _400="The question is none.",
+                            _403=_CROSS_ORIGIN,
                             _404="The model is not served.",
                             _413="The body is too large or holds too many values.",
+                            _415="The body is compressed.",
                             _503="The prompt's tokens are unknown.",
                         ),
                     },

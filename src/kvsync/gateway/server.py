@@ -25,6 +25,8 @@ from kvsync.gateway.upstream import Upstreams
 TICK = 0.25
 """Seconds between two looks at the deadlines; a quarter of the shortest timeout where that is less."""
 BACKLOG = 2048
+HANDSHAKE = 10.0
+"""Seconds for a handshake of TLS. Connections are counted from its end on."""
 SHUTDOWN = 5.0
 """Seconds that a client of TLS has for saying that it heard the end."""
 TURNED_AWAY = 256
@@ -153,7 +155,7 @@ class Gateway:
             return {}
         return {
             "ssl": self._tls.context,
-            "ssl_handshake_timeout": self._settings.client_timeout,
+            "ssl_handshake_timeout": min(HANDSHAKE, self._settings.client_timeout),
             "ssl_shutdown_timeout": min(SHUTDOWN, self._settings.client_timeout),
         }
 

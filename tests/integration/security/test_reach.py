@@ -15,6 +15,7 @@ from kvsync.gateway.openapi import document
 from kvsync.gateway.paths import Paths
 from tests.faults.http import FakeEngine
 from tests.integration.gateway.harness import BODY, Client, always, eventually, house, post, reply
+from tests.integration.gateway.test_admin import desk
 
 ADMIN = sorted(document()["paths"])
 ENGINE = [
@@ -204,3 +205,21 @@ async def test_the_gateway_s_own_questions_follow_no_redirect() -> None:
         await app.stop()
     assert trap.connections == 0
     await asyncio.gather(trap.stop(), engine.stop())
+
+
+async def test_no_page_of_another_site_has_a_browser_change_anything() -> None:
+    """A simple POST needs no leave of the server it goes to, and an operator's browser may reach the admin port."""
+    async with desk() as made:
+        forget, match = "/v1/workers/a/forget", "/v1/match"
+        own = f"http://127.0.0.1:{made.admin.port}"
+        for origin, status in (
+            ("https://evil.test", 403),
+            ("null", 403),
+            ("", 403),
+            (own + ".evil.test", 403),
+            (own, 200),
+        ):
+            for path, data in ((forget, None), (match, b'{"model": "m", "tokens": [1]}')):
+                async with made.session.post(made.url + path, data=data, headers={"Origin": origin}) as response:
+                    assert response.status == status, (origin, path)
+        assert made.forgotten == ["a"]

@@ -146,6 +146,18 @@ def test_secrets_from_the_environment_and_no_secret_in_what_is_printed(tmp_path:
     assert not any(secret in shown for secret in (KEY, OTHER, SALT, "abab"))
 
 
+def test_tls_towards_engines_that_have_none_is_doubted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    for scheme, doubted in (("http", True), ("https", False)):
+        engines = [{"name": "e", "url": f"{scheme}://h:1"}]
+        file = tmp_path / "kvsync.yaml"
+        file.write_text(
+            yaml(gateway={"engine_tls": {"ca": authority.file.name}}, models=[{"name": "m", "engines": engines}])
+        )
+        result = CliRunner().invoke(main, ["config", "check", str(file)])
+        assert ("gateway.engine_tls is not used" in result.output) == doubted
+
+
 @pytest.mark.parametrize("name", ["KVSYNC_GATEWAY_ENGINE_API_KEY", "KVSYNC_GATEWAY_SALT_SECRET"])
 def test_a_secret_that_the_environment_gives_wrongly_is_not_repeated(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
