@@ -127,5 +127,7 @@ async def test_a_storm_of_adds_and_deletes_on_one_key_ends_followed(tmp_path: Pa
         await gateway.live(engine.uid, "b")
         await gateway.credited(engine.uid, prompt, 96)
         assert set(await gateway.workers()) == {engine.uid, "b"}
+        # Nor does the index know any of the lives between.
+        assert set((await gateway.match(model="tiny", tokens=prompt))["workers"]) == {engine.uid, "b"}
         answer, _ = await gateway.complete("tiny", prompt)
         assert (answer.engine, answer.cached) == ("a", 96)

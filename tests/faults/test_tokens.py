@@ -128,6 +128,22 @@ async def test_special_tokens_tools_and_endings_are_the_engines(
     await credited_as_held(tiny, path, {"model": "tiny", "max_tokens": 1, **fields})
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ],
+    ids="+".join,
+)
+async def test_a_prompts_last_tokens_are_the_engines(tiny: Serving, ending: Mapping[str, Any]) -> None:
+    """(T2) What follows the last message is a few tokens, which show where they fill a block: at each length."""
+    for length in range(BLOCK):
+        messages = [user(text(30)), assistant("go on" + " a" * length)]
+        await credited_as_held(tiny, CHAT, {"model": "tiny", "messages": messages, "max_tokens": 1, **ending})
+
+
 async def test_a_template_of_the_models_own(tmp_path: Path) -> None:
     """(T2) Another chat template: what the engine renders counts."""
     folder = _with_template(tmp_path, THINKING)
