@@ -44,6 +44,12 @@ def test_the_window_is_empty_after_it_and_a_minute_passes_before_the_next() -> N
     assert findings(evidence, OVER, OVER, now=3 * PAUSE) == [None, None]
 
 
+def test_short_answers_with_a_right_one_between_are_no_row() -> None:
+    evidence = Evidence()
+    findings(evidence, OVER, OVER, OVER)
+    assert findings(evidence, *[SHORT] * 15, RIGHT, *[SHORT] * 5, now=1.0) == [None] * 21
+
+
 def test_always_one_block_short_is_found_out_and_is_no_contradiction() -> None:
     assert findings(Evidence(), *[SHORT] * SHORT_ROW) == [None] * (SHORT_ROW - 1) + ["drops_last_block"]
     mixed = [figures for figures in [SHORT] * SHORT_ROW for figures in (figures, NOTHING, UNDER)]

@@ -130,12 +130,14 @@ def test_a_worker_whose_events_are_trusted_is_not_judged_by_its_answers() -> Non
     world.index.answer = lambda _: {"a": Match(0), "b": Match(0, trust="none")}
     for name in ("a", "b"):
         served(world, PROMPT, exclude=frozenset({"a", "b"} - {name}))
-    decision, _ = world.ask(PROMPT)
+    assert [world.router.observes(name) for name in ("a", "b")] == [False, True]
+    decision, ticket = world.ask(PROMPT)
+    ticket.end("ok")
     assert {each.worker: each.expected for each in decision.candidates} == {"a": 0, "b": 960}
     assert (decision.chosen.worker, decision.mode) == ("b", "observed")
     world.index.answer = lambda _: {"a": Match(0), "b": Match(0, trust="exact")}
     decision, _ = world.ask(PROMPT, exclude=frozenset({"a"}))
-    assert (decision.mode, decision.observed) == ("exact", 0)
+    assert (decision.mode, decision.observed, decision.chosen.expected) == ("exact", 0, 0)
 
 
 def test_observed_tokens_never_become_credit_and_never_count_twice() -> None:
