@@ -7,7 +7,10 @@ a worker is in this file.
 What must always hold
     * Batches of one epoch are applied in ascending order, each at most once, and none is left out without a
       :class:`Forget` between its neighbours, unless its number never existed.
-    * Batches of two epochs never meet: a :class:`NewEpoch` stands between them.
+    * Batches of two epochs never meet: a :class:`NewEpoch`, :class:`Relearn` or :class:`Forget` stands between them.
+    * NewEpoch is emitted only where another process answers than before, and nothing of it was applied yet. Otherwise
+      it is Relearn, and what others noted of the process stays: to keep a note of a process that is gone is sound, to
+      lose one of a process that is there is not.
     * After a (re)connect nothing that came live is applied before a replay has shown which epoch answers now.
     * What waits is bounded by a byte budget shared by all streams; what exceeds it is dropped and counted, and is found
       missing later, like anything else that is missing.
@@ -23,14 +26,19 @@ Theory of operation
     asked for says that the engine's buffer no longer reaches back: what lies between is lost for good.
 
     A round ends at its end marker, or after ``replay_timeout`` without a frame. Even one that ends properly may have
-    holes, and lack its tail, since engines up to vLLM 0.32 drop replies to a slow reader. Hence rounds repeat, at most
-    ``MAX_ROUNDS`` and ``replay_round_timeout`` in all, until one ends properly with nothing missing and either brought
-    nothing new or overlaps the live batches of this connection: behind those, every further loss shows as a gap. A
-    number that two rounds stepped over, while both its neighbours came in them, never existed (an engine burns the
-    number of a batch that it can't encode).
+    holes, and lack its tail, since engines up to vLLM 0.32 drop replies to a slow reader: not the first ones, as the
+    queue to a reader that has just connected is empty (``UNDROPPED``). Hence rounds repeat, at most ``MAX_ROUNDS`` and
+    ``replay_round_timeout`` in all, until one ends properly with nothing missing and either brought nothing new or
+    overlaps the live batches of this connection: behind those, every further loss shows as a gap.
+
+    A number that two rounds stepped over, while both its neighbours came in them, never existed (an engine burns the
+    number of a batch that it can't encode), if it can't have been dropped in both. Likewise another process answers if
+    rounds too short for a drop lack what this connection brought before they were asked for.
 
     *Beyond repair.* The missing batch may hold any removal, so all that is known of the worker is forgotten and the
-    stream goes on, no longer ``whole``, with the last unbroken run that waits.
+    stream goes on, no longer ``whole``, with the last unbroken run that waits. It stays so until another process
+    answers, or the buffer turns out to reach back to number 0 still: that is tried with the next probes, unless a round
+    has shown that it doesn't. (A clear makes good what the *index* knows; the stream hears nothing of it.)
 
     *Without a replay endpoint* a stream is whole only if its first number is 0, and any gap and any reconnect is beyond
     repair.
@@ -40,10 +48,23 @@ Theory of operation
     ``PROBE_INTERVAL``; the first one ``SETTLING`` after a connection on which nothing has come live yet, since a
     publisher may take up a subscription a moment after the handshake, and after it answered the replay. A probe that
     fails changes nothing.
+
+    *Restarts that nothing on the connection shows.* A publisher behind a forwarder may be replaced without a lost
+    connection, and the first number heard of the new one may be just the next one. In one process timestamps rise with
+    numbers, so a batch older than its predecessor is not applied before a round has proved the epoch; without a replay
+    everything is forgotten. And no process is replaced in less than ``RESTART_TIME``: a batch that comes so much later
+    than its predecessor is applied, and a probe asked at once from that predecessor. The same is done at a hint from
+    elsewhere (``hint_restart``), from the oldest number remembered. What remains unseen: such a restart without a
+    replay endpoint, with a buffer so small that it lacks the predecessor, or with timestamps that are no float64.
+
+    *Doubt.* Where somebody finds that what was applied contradicts the engine (``resync``), it is forgotten and the
+    epoch is followed anew, from number 0.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple, TypeAlias
@@ -56,11 +77,19 @@ PROBE_INTERVAL: Final = 60.0
 SETTLING: Final = 1.0
 REMEMBERED: Final = 256
 """Numbers whose timestamp is kept for comparison. The last one alone decides; the others only decide sooner."""
+UNDROPPED: Final = 500
+"""The first replies of a round, which no engine drops: ZMQ queues 1,000 messages to a peer unless told otherwise."""
 MAX_RESTARTS: Final = 3
-"""New epochs in a row that replays show on one connection, before replays are no longer believed: some publisher gives
-its batches another timestamp each time it replays them."""
+"""New epochs in a row on one connection without a batch on which its live and its replayed side agree. After that its
+replays are no longer believed: they come from another engine, have no buffer behind them, or get other timestamps."""
 MAX_JUMPS: Final = 4096
 """Holes noted per round; an engine that has more of them is beyond repair anyway."""
+MAX_RELEARNS: Final = 3
+"""Times that a stream which is not whole begins again from number 0 without becoming whole: each costs what it has."""
+RESTART_TIME: Final = 5.0
+"""Seconds. No engine ends and another one takes its place and publishes in less."""
+MAX_DISORDERS: Final = 3
+"""Times on one connection that a timestamp which goes back is taken for a sign: some publishers' say nothing."""
 
 
 class State(StrEnum):
@@ -81,6 +110,8 @@ class Cause(Enum):
     CAUGHT_UP = "nothing is missing"
     GAVE_UP = "what is missing can't be had"
     GAP = "a number is missing"
+    DOUBT = "a batch is older than its predecessor"
+    ANEW = "followed anew from number 0"
     SILENCE = "the engine serves and publishes nothing"
     HEARD = "a batch came"
 
@@ -92,24 +123,29 @@ TRANSITIONS: Final[dict[State, dict[Cause, State]]] = {
     State.CATCHING_UP: {
         Cause.CAUGHT_UP: State.LIVE,
         Cause.GAVE_UP: State.LIVE,
+        Cause.ANEW: State.CATCHING_UP,
         Cause.RESTARTED: State.CATCHING_UP,
         Cause.DISCONNECTED: State.DOWN,
     },
     State.LIVE: {
         Cause.GAP: State.REPAIRING,
+        Cause.DOUBT: State.REPAIRING,
         Cause.SILENCE: State.SILENT,
+        Cause.ANEW: State.CATCHING_UP,
         Cause.RESTARTED: State.CATCHING_UP,
         Cause.DISCONNECTED: State.DOWN,
     },
     State.REPAIRING: {
         Cause.CAUGHT_UP: State.LIVE,
         Cause.GAVE_UP: State.LIVE,
+        Cause.ANEW: State.CATCHING_UP,
         Cause.RESTARTED: State.CATCHING_UP,
         Cause.DISCONNECTED: State.DOWN,
     },
     State.SILENT: {
         Cause.HEARD: State.LIVE,
         Cause.GAP: State.REPAIRING,
+        Cause.ANEW: State.CATCHING_UP,
         Cause.RESTARTED: State.CATCHING_UP,
         Cause.DISCONNECTED: State.DOWN,
     },
@@ -132,11 +168,11 @@ class Forget(NamedTuple):
 
 
 class NewEpoch(NamedTuple):
-    """Drop all that is known of the worker; what follows is another epoch, from its number 0 on."""
+    """Another process answers: drop all that is known of the worker; what follows is whole from number 0 on."""
 
 
 class Relearn(NamedTuple):
-    """Drop all that is known of the worker; what follows is the same epoch, from its number 0 on."""
+    """Drop all that is known of the worker; what follows is whole from number 0 on, and may be of the same process."""
 
 
 class AskReplay(NamedTuple):
@@ -197,23 +233,43 @@ class Counts:
     stray: int = 0
     """Replayed frames that belong to no open round, or stand out of order in it."""
     forgotten: int = 0
+    relearned: int = 0
+    """Times that a stream which was not whole began again from number 0."""
     epochs: int = 0
     """New epochs seen after the first."""
+    resyncs: int = 0
+    """Times that what was applied was doubted from outside."""
+    disorders: int = 0
+    """Batches older than their predecessor."""
 
 
 @dataclass(slots=True)
 class _Round:
     asked: int
-    anchored: bool
-    """``asked`` is a number already applied, whose timestamp is known."""
-    probe: bool
+    probe: bool = False
+    anew: bool = False
+    """A probe from number 0, although more is applied already: does the buffer reach back?"""
+    doubt: int | None = None
+    hinted: bool = False
+    """What a probe looks into: see the stream's ``_doubt`` and ``_hinted``."""
     started_at: float | None = None
     heard_at: float = 0.0
+    published: int = -1
+    """The highest number that was known to exist when the request was sent: the engine must have it."""
+    frames: int = 0
     previous: int | None = None
     """The last number that came in this round."""
     new: int = 0
     jumps: set[tuple[int, int]] = field(default_factory=set)
     """Pairs of neighbours in this round with numbers missing between them."""
+    sure: set[tuple[int, int]] = field(default_factory=set)
+    """Those between which nothing can have been dropped."""
+
+    def lacks(self) -> bool:
+        """It is too short for dropped replies, and misses what the engine has published."""
+        if self.frames >= UNDROPPED or self.published < self.asked:
+            return False
+        return self.previous is None or self.previous < self.published
 
 
 def stamp(payload: bytes) -> bytes:
@@ -224,6 +280,18 @@ def stamp(payload: bytes) -> bytes:
     an engine replays the very bytes that it published.
     """
     return payload[1:10] if payload[1:2] == b"\xcb" else payload[:32]
+
+
+_FLOAT64: Final = struct.Struct(">d").unpack_from
+
+
+def _time(mark: bytes) -> float:
+    """The time in a batch's stamp, seconds by the engine's clock; without one NaN, for which no comparison holds."""
+    return float(_FLOAT64(mark, 1)[0]) if len(mark) == 9 and mark[0] == 0xCB else math.nan
+
+
+def _goes_back(before: bytes, behind: bytes) -> bool:
+    return _time(behind) < _time(before)
 
 
 class Stream:
@@ -250,8 +318,10 @@ class Stream:
         self.whole = True
         """Every batch of this epoch, from ``start`` on, has been applied or is being fetched."""
         self.last: int | None = None
-        """The last number applied in this epoch."""
+        """The last number applied in this epoch, unless that was forgotten and nothing is applied since."""
         self._can_replay = can_replay
+        self._replays = can_replay
+        """Replays are believed on this connection."""
         self._budget = budget
         self._replay_timeout = replay_timeout
         self._replay_round_timeout = replay_round_timeout
@@ -262,7 +332,12 @@ class Stream:
         self._verified = False
         """The epoch that answers now is the one that ``last`` belongs to."""
         self._waiting: dict[int, bytes] = {}
-        self._stamps: list[tuple[int, bytes] | None] = [None] * REMEMBERED
+        self._marks: list[tuple[int, bytes] | None] = [None] * REMEMBERED
+        """Numbers of one process and their stamps; it is that of ``last``, where there is one."""
+        self._anchor: tuple[int, bytes] | None = None
+        """The last number applied of that process before ``last`` was given up, and its stamp."""
+        self._at = math.nan
+        """When the last batch applied was published, by the engine's clock."""
         self._seen = -1
         """The highest number known to exist, dropped ones included."""
         self._live_last = -1
@@ -273,14 +348,25 @@ class Stream:
         self._probed_at = 0.0
         self._settled = False
         """The publisher is known to have taken up this connection's subscription, or was asked once more."""
+        self._doubt: int | None = None
+        """A number behind which another process may have taken over: the next probe begins there."""
+        self._hinted = False
+        """Another process may have taken over at some time: the next probe begins as early as can be compared."""
+        self._reaches_back = True
+        """The engine may still have this epoch's number 0, as far as its replays have shown."""
+        self._relearns = 0
         self._round: _Round | None = None
         self._rounds = 0
         self._barren = 0
+        self._lacking = False
+        """A round of this repair lacked what the engine has published."""
         self._restarts = 0
+        self._disorders = 0
         self._spent = 0.0
         """Seconds that the ended rounds of this repair took, their waiting for a turn apart."""
         self._jumps: set[tuple[int, int]] = set()
         """Jumps of the properly ended rounds of this repair."""
+        self._sure: set[tuple[int, int]] = set()
         self._absent: dict[int, int] = {}
         """Numbers that never existed, as first one → the existing number behind it."""
 
@@ -297,11 +383,13 @@ class Stream:
         self._go(Cause.CONNECTED)
         self._live_first = None
         self._live_last = -1
-        self._seen = -1 if self.last is None else self.last  # what else was seen may be of another epoch
-        self._restarts = 0
+        # What else was seen may be of another epoch.
+        self._seen = -1 if self.last is None else self.last
+        self._next = None if self.last is None else self.last + 1
+        self._restarts = self._disorders = self._relearns = 0
         self._settled = False
         self._heard_at = now
-        if self._can_replay:
+        if self._replays:
             self._begin_repair()
         else:
             self._forget()
@@ -314,6 +402,7 @@ class Stream:
         self._close_round()
         self._discard_waiting()  # a replay brings it again, from whoever answers then
         self._verified = False
+        self._replays = self._can_replay
         self._go(Cause.DISCONNECTED)
         return self._flush()
 
@@ -321,33 +410,40 @@ class Stream:
         """A batch was published."""
         self.counts.received += 1
         self._heard_at = now
-        if seq == self._next and self.state is State.LIVE:  # the common case, kept short
-            self._live_last = self._seen = self.last = seq
-            self._settled = True
-            self._next = seq + 1
-            self._stamps[seq % REMEMBERED] = (seq, stamp(payload))
-            self.counts.applied += 1
-            return [Apply(seq, payload)]
+        mark = stamp(payload)
+        if seq == self._next and self.state is State.LIVE:
+            at = _time(mark)
+            if 0.0 <= at - self._at < RESTART_TIME:  # the common case, kept short
+                self._live_last = self._seen = self.last = seq
+                if self._live_first is None:
+                    self._live_first = seq
+                self._next = seq + 1
+                self._marks[seq % REMEMBERED] = (seq, mark)
+                self._at = at
+                self.counts.applied += 1
+                return [Apply(seq, payload)]
         if self.state in (State.CONNECTING, State.DOWN):  # read late; a replay brings it again
             self.counts.discarded += 1
             return []
         if self.state is State.SILENT:
             self._go(Cause.HEARD)
-        known = self._known(seq)
-        if known is not None and known == stamp(payload):
+        known = self._known(seq, mark)
+        if known == mark:
             self.counts.duplicates += 1
             self._note_live(seq)
         elif known is not None or seq <= self._live_last:
-            self._restart((seq, payload))
+            self._restart((seq, payload), mixed=self.last is not None and self._seen > self.last)
         else:
             self._note_live(seq)
             self._accept_live(seq, payload)
+        self._look()
         return self._flush()
 
     def replay_started(self, now: float) -> list[Action]:
         """The request of the open round has been sent."""
         if self._round is not None:
             self._round.started_at = self._round.heard_at = now
+            self._round.published = self._seen
         return self._flush()
 
     def replayed(self, seq: int, payload: bytes, now: float) -> list[Action]:
@@ -361,25 +457,40 @@ class Stream:
             self.counts.stray += 1
             return []
         self.counts.replayed += 1
-        known = self._known(seq)
-        if known is not None and known != stamp(payload):
-            self._restart_by_replay()
+        mark = stamp(payload)
+        known = self._known(seq, mark)
+        if known is not None and known != mark:
+            self._restart(mixed=self.last is not None and seq != self.last)
             return self._flush()
+        if known is not None and self._live_first is not None and self._live_first <= seq <= self._live_last:
+            self._restarts = 0  # both sides are of one process
+        current.frames += 1
         if current.previous is None:
             self._begin_round_at(current, seq)
+            if current.probe and current.anew:  # the buffer does not reach back, and the rest is of no use
+                self._close_round()
+                self._probed_at = now
+                self._look()
+                return self._flush()
         elif seq > current.previous + 1 and len(current.jumps) < MAX_JUMPS:
             current.jumps.add((current.previous, seq))
+            if current.frames <= UNDROPPED:
+                current.sure.add((current.previous, seq))
         current.previous = seq
-        assert self._next is not None
         self._drain()
-        if known is None and seq >= self._next:
-            current.new += 1
+        assert self._next is not None
+        if seq >= self._next:
             self._seen = max(self._seen, seq)
+            if seq not in self._waiting:
+                current.new += 1
             if seq == self._next:
+                self._drop_waiting(seq)
                 self._apply(seq, payload)
-            else:
+            elif seq not in self._waiting:
                 self._hold(seq, payload)
         self._drain()
+        if current.probe and self._incomplete():
+            self._turn_to_repair(current, Cause.GAP)
         return self._flush()
 
     def replay_ended(self, now: float) -> list[Action]:
@@ -401,17 +512,38 @@ class Stream:
             if now - current.heard_at >= self._replay_timeout or spent >= self._replay_round_timeout:
                 self.counts.replays_failed += 1
                 self._end_round(current, now, proper=False)
-        elif self.state in (State.LIVE, State.SILENT):
+        elif self.current:
             if served_at - self._heard_at >= SILENCE and self.state is State.LIVE:
                 self._go(Cause.SILENCE)
             unproved = served_at > max(self._heard_at, self._probed_at)  # what it served since may have published
             mute = unproved and now - self._heard_at >= SILENCE
             settled = self._settled or self._live_first is not None
             pause = SILENCE if mute else PROBE_INTERVAL if settled else SETTLING
-            if self._can_replay and now - self._probed_at >= pause:
-                self._settled = True
-                self._spent = 0.0
-                self._ask(probe=True)
+            if self._replays and now - self._probed_at >= pause:
+                self._probe()
+        return self._flush()
+
+    def resync(self, now: float) -> list[Action]:
+        """Somebody doubts what was applied: forget it, and follow the epoch anew from its number 0."""
+        self.counts.resyncs += 1
+        if self.state is not State.CONNECTING:  # else nothing was applied
+            self._forget()
+            if self._replays:
+                self._drop_applied()
+                if self.state is not State.DOWN:
+                    self._verified = False  # what comes live waits
+                    self._go(Cause.ANEW)
+                    self._begin_repair()
+        return self._flush()
+
+    def hint_restart(self, now: float) -> list[Action]:
+        """The engine's process may be another one than before: look at once.
+
+        Without replays, and without a connection, there is nothing to do: what ends a process ends its connection.
+        """
+        if self._replays and self.state not in (State.CONNECTING, State.DOWN):
+            self._hinted = True
+            self._look()
         return self._flush()
 
     def close(self) -> None:
@@ -420,27 +552,38 @@ class Stream:
 
     # -- epochs and losses ----------------------------------------------------------------------------------------
 
-    def _restart(self, first: tuple[int, bytes] | None = None) -> None:
-        """Another process answers. ``first`` is the live batch that showed it, if one did."""
+    def _restart(self, first: tuple[int, bytes] | None = None, *, mixed: bool = False) -> None:
+        """Another process answers.
+
+        ``first``: the live batch that showed it, if one did. ``mixed``: some of what was applied may be the new
+        process's, and so may be what was noted since.
+        """
         self._close_round()
         self._discard_waiting()
-        self._out.append(NewEpoch())
+        self._out.append(Relearn() if mixed else NewEpoch())
         self.counts.epochs += 1
+        self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            self._replays = False
         self.whole = True
         self.last = self._next = None
         self._start = 0
         self._verified = False
-        self._stamps = [None] * REMEMBERED
+        self._forget_process()
+        self._reaches_back = True
+        self._relearns = 0
         self._seen = self._live_last = -1
         self._live_first = None
         self._go(Cause.RESTARTED)
         if first is not None:
             self._note_live(first[0])
-        if self._can_replay:
+        if self._replays:
             if first is not None:
                 self._hold(*first)
             self._begin_repair()
-        elif first is not None:
+        elif first is None:
+            self._give_up()
+        else:
             if first[0] != 0:
                 self._forget()
             self._next = first[0]
@@ -448,21 +591,41 @@ class Stream:
             self._apply(*first)
             self._go(Cause.CAUGHT_UP if self.whole else Cause.GAVE_UP)
 
-    def _restart_by_replay(self) -> None:
-        self._restarts += 1
-        self._restart()
-        if self._restarts > MAX_RESTARTS:
-            self._close_round()
-            self._give_up()
-
     def _forget(self) -> None:
         self._out.append(Forget())
         self.counts.forgotten += 1
         self.whole = False
+        self._settle()
+
+    def _relearn(self) -> None:
+        self._out.append(Relearn())
+        self.counts.relearned += 1
+        self.whole = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Nothing is known that could be doubted."""
+        self._at = math.nan
+        self._doubt = None
+        self._hinted = False
+
+    def _forget_process(self) -> None:
+        """What comes from now on may be of another process than what is remembered."""
+        self._marks = [None] * REMEMBERED
+        self._anchor = None
+        self._settle()
+
+    def _drop_applied(self) -> None:
+        """What was applied no longer counts; its last number still tells the process."""
+        if self.last is not None:
+            mark = self._remembered(self.last)
+            assert mark is not None
+            self._anchor = (self.last, mark)
+        self.last = self._next = None
 
     def _pick_up_anywhere(self) -> None:
         """Go on with whatever number comes first."""
-        self.last = self._next = None
+        self._drop_applied()
         self._verified = True
 
     def _give_up(self) -> None:
@@ -470,34 +633,87 @@ class Stream:
         behind = self._next
         self._forget()
         self._absent.clear()
+        if not self._verified:
+            self._pick_up_anywhere()
         if self._seen in self._waiting:
             self._go_on_from(self._run_up_to(self._seen))
         elif self._seen >= (behind or 0):  # the newest was dropped, so no run that waits reaches the end
             self._go_on_from(self._seen + 1)
-        elif not self._verified:
-            self._pick_up_anywhere()
+        if self.last is None and self._next is not None:
+            self._forget_process()
         if behind is not None and self._next is not None:
             self.counts.lost += self._next - behind
-        self._verified = True
         self._drain()
         self._go(Cause.GAVE_UP)
+
+    def _distrust(self, seq: int, payload: bytes) -> None:
+        """A live batch contradicts the order of time: it may be another process's."""
+        self._disorders += 1
+        self.counts.disorders += 1
+        if self._replays:
+            self._verified = False
+            assert self._next is not None
+            if seq >= self._next:
+                self._hold(seq, payload)
+            if self.state is State.LIVE:
+                self._go(Cause.DOUBT)
+            self._begin_repair()
+        else:
+            self._forget()
+            self._forget_process()
+            self._next = seq
+            self._apply(seq, payload)
 
     # -- rounds ---------------------------------------------------------------------------------------------------
 
     def _begin_repair(self) -> None:
         self._close_round()
+        self._start_repair()
+        self._ask(_Round(self._start if self.last is None else self.last))
+
+    def _start_repair(self) -> None:
         self._rounds = self._barren = 0
+        self._lacking = False
         self._spent = 0.0
         self._jumps.clear()
+        self._sure.clear()
         self._absent.clear()
-        self._ask()
 
-    def _ask(self, *, probe: bool = False) -> None:
-        start = self._start if self.last is None else self.last
-        self._round = _Round(start, anchored=self.last is not None, probe=probe)
+    def _turn_to_repair(self, current: _Round, cause: Cause) -> None:
+        """A probe found something amiss: it is the first round of a repair."""
+        current.probe = False
+        self._start_repair()
+        self._rounds = 1
+        self._go(cause)
+
+    def _probe(self) -> None:
+        last = self.last
+        current = _Round(self._start if last is None else last, probe=True, doubt=self._doubt, hinted=self._hinted)
+        if last is not None:
+            if not self.whole and self._reaches_back and self._start == 0 and self._relearns < MAX_RELEARNS:
+                current.asked = 0
+                current.anew = True
+            elif self._hinted:
+                while self._remembered(current.asked - 1) is not None:
+                    current.asked -= 1
+            elif self._doubt is not None and self._remembered(self._doubt) is not None:
+                current.asked = self._doubt
+        self._settled = True
+        self._spent = 0.0
+        self._doubt = None
+        self._hinted = False
+        self._ask(current)
+
+    def _look(self) -> None:
+        """Probe at once if there is a reason."""
+        if (self._hinted or self._doubt is not None) and self._round is None and self.current and self._replays:
+            self._probe()
+
+    def _ask(self, current: _Round) -> None:
+        self._round = current
         self._rounds += 1
         self.counts.replays += 1
-        self._out.append(AskReplay(start))
+        self._out.append(AskReplay(current.asked))
 
     def _close_round(self) -> None:
         if self._round is not None:
@@ -505,26 +721,38 @@ class Stream:
             self._out.append(StopReplay())
 
     def _begin_round_at(self, current: _Round, seq: int) -> None:
-        """The first number of a round shows what the engine still has. What is needed below it may wait already."""
-        first = self._run_up_to(seq)
-        if self._next is None:
-            if first > current.asked:
-                self.counts.lost += first - current.asked
-                self._forget()
-            elif not self.whole and first == 0:
-                self._out.append(NewEpoch())  # partial until now: from here on everything is had, from 0 on
-                self.whole = True
+        """The first number of a round shows what the engine still has."""
+        if current.asked == self._start and seq > self._start:
+            self._reaches_back = False
+        if current.anew and self._reaches_back:
+            self._relearns += 1
+            self._drop_applied()
+            self._turn_to_repair(current, Cause.ANEW)
+        # What is needed below it may wait already; that it is of the process that answers, its overlap shows.
+        first = self._run_up_to(seq) if seq in self._waiting else seq
+        if self.last is None:
+            if first > self._start:
+                self.counts.lost += first - self._start
+                if self.whole:
+                    self._forget()
+                self._forget_process()
+            elif not self.whole:
+                self._relearn()
             self._go_on_from(first)
-        elif seq > current.asked and (first > self._next or not self._verified):
-            # The engine's buffer begins behind what is needed, or behind what could prove the epoch.
+        elif seq > self.last:  # the engine's buffer begins behind what could prove the epoch
+            assert self._next is not None
             self.counts.lost += max(0, first - self._next)
             self._forget()
+            if not self._verified:
+                self._forget_process()
+            if current.probe:
+                self._turn_to_repair(current, Cause.GAP)
             self._go_on_from(first)
         self._verified = True
 
     def _run_up_to(self, seq: int) -> int:
-        """Where the unbroken run of waiting batches begins that leads up to ``seq``; without one, ``seq``."""
-        while seq - 1 in self._waiting:
+        """Where the unbroken run of waiting batches begins that leads up to ``seq``, which waits."""
+        while seq - 1 in self._waiting and not _goes_back(stamp(self._waiting[seq - 1]), stamp(self._waiting[seq])):
             seq -= 1
         return seq
 
@@ -537,38 +765,67 @@ class Stream:
         self._probed_at = now
         assert current.started_at is not None
         self._spent += now - current.started_at
+        lacking = proper and current.lacks()
         if proper and current.previous is None:
-            if current.anchored:  # it no longer knows its own last number: its history is another one
-                self._restart_by_replay()
+            if self.last is not None or self._anchor is not None:
+                # It no longer knows its own last number: its history is another one.
+                self._restart(mixed=self.last is not None and current.asked < self.last)
                 return
-            if self._next is None and self._start == 0:  # nothing published yet
-                if not self.whole:
-                    self._out.append(NewEpoch())
-                    self.whole = True
-                self._next = 0
-            elif self._next is None and self._waiting:  # nothing from ``start`` on: what comes live will do
-                self._next = min(self._waiting)
-            self._verified = True
+            if not lacking:
+                self._begin_without_history()
         if proper:
-            for before, behind in current.jumps & self._jumps:
+            for before, behind in current.jumps & self._jumps & (current.sure | self._sure):
                 self._absent[before + 1] = behind
             self._jumps |= current.jumps
+            self._sure |= current.sure
         self._drain()
         if current.probe:
-            if current.new:
-                self._go(Cause.GAP)
-                self._begin_repair()
+            self._end_probe(current, proper=proper, lacking=lacking)
             return
-        if proper and not self._incomplete() and (current.new == 0 or self._joined()):
-            self._restarts = 0
-            self._go(Cause.CAUGHT_UP)
+        if proper and not lacking and not self._incomplete() and (current.new == 0 or self._joined()):
+            self._catch_up()
             return
+        self._lacking |= lacking
         self._barren = 0 if current.new else self._barren + 1
         overtime = self._spent >= self._replay_round_timeout
-        if self._rounds >= MAX_ROUNDS or self._barren >= MAX_BARREN_ROUNDS or overtime:
-            self._give_up()
+        if self._rounds < MAX_ROUNDS and self._barren < MAX_BARREN_ROUNDS and not overtime:
+            self._ask(_Round(self._start if self.last is None else self.last))
+        elif self._lacking:
+            self._restart(mixed=True)
         else:
-            self._ask()
+            self._give_up()
+
+    def _begin_without_history(self) -> None:
+        """A whole round brought nothing."""
+        self._verified = True
+        if self._next is not None:
+            return
+        if self._start == 0:  # nothing published yet
+            if not self.whole:
+                self._relearn()
+            self._next = 0
+        elif self._waiting:  # nothing from ``start`` on: what comes live will do
+            self._next = min(self._waiting)
+
+    def _end_probe(self, current: _Round, *, proper: bool, lacking: bool) -> None:
+        if lacking:
+            self._restart(mixed=True)
+        elif current.new and not (proper and current.frames < UNDROPPED):
+            self._go(Cause.GAP)
+            self._begin_repair()
+        elif proper:
+            self._look()
+        else:  # so the next probe has to answer it
+            self._doubt = current.doubt if current.doubt is not None else self._doubt
+            self._hinted |= current.hinted
+
+    def _catch_up(self) -> None:
+        if self._next is not None:
+            self._discard_waiting(below=self._next)
+        if self.whole:
+            self._relearns = 0
+        self._go(Cause.CAUGHT_UP)
+        self._look()
 
     def _incomplete(self) -> bool:
         return not self._verified or (self._next is not None and self._seen >= self._next)
@@ -586,42 +843,67 @@ class Stream:
             self._live_first = seq
 
     def _accept_live(self, seq: int, payload: bytes) -> None:
+        mark = stamp(payload)
         if not self._verified:
             self._hold(seq, payload)
         elif self._next is None:
-            if seq == 0:
-                self._out.append(NewEpoch())  # an epoch seen from its beginning, although there is no replay
-                self.whole = True
-            self._next = seq
-            self._apply(seq, payload)
+            self._pick_up(seq, payload)
         elif seq < self._next:
-            self.counts.duplicates += 1
+            # Too old to be remembered, it seems. But what is older by its number can't be younger by its time.
+            if self._disorders < MAX_DISORDERS and _time(mark) > self._at:
+                self._distrust(seq, payload)
+            else:
+                self.counts.duplicates += 1
         elif seq == self._next:
-            self._apply(seq, payload)
-            self._drain()
+            if self._disorders < MAX_DISORDERS and _time(mark) < self._at:
+                self._distrust(seq, payload)
+            else:
+                if self._doubt is None and _time(mark) - self._at >= RESTART_TIME:
+                    self._doubt = self.last
+                self._apply(seq, payload)
+                self._drain()
         else:
             self._hold(seq, payload)
             if self.state is State.LIVE:
                 self.counts.missed += seq - self._next
                 self._go(Cause.GAP)
-                if self._can_replay:
+                if self._replays:
                     self._begin_repair()
                 else:
                     self._give_up()
 
+    def _pick_up(self, seq: int, payload: bytes) -> None:
+        """The first batch since everything was forgotten."""
+        if seq == 0 and self._anchor is not None:
+            self._restart((seq, payload))  # its number 0 was published before
+            return
+        if seq == 0 and not self.whole:
+            self._relearn()  # an epoch seen from its beginning, although there is no replay
+        self._forget_process()
+        self._next = seq
+        self._apply(seq, payload)
+
     def _apply(self, seq: int, payload: bytes) -> None:
+        mark = stamp(payload)
         self._out.append(Apply(seq, payload))
         self.counts.applied += 1
         self.last = seq
         self._next = seq + 1
-        self._stamps[seq % REMEMBERED] = (seq, stamp(payload))
+        self._marks[seq % REMEMBERED] = (seq, mark)
+        self._at = _time(mark)
 
     def _drain(self) -> None:
         """Apply what waits, as far as nothing is missing."""
         while self._next is not None and self._verified:
-            payload = self._waiting.pop(self._next, None)
+            payload = self._waiting.get(self._next)
             if payload is not None:
-                self._budget.give(len(payload))
+                if self._disorders < MAX_DISORDERS and _time(stamp(payload)) < self._at:
+                    # It came before the process that answers now, or the clock was set; a replay tells.
+                    self._disorders += 1
+                    self.counts.disorders += 1
+                    self._discard_waiting()
+                    return
+                self._drop_waiting(self._next)
                 self._apply(self._next, payload)
             elif self._next in self._absent:
                 self._next = self._absent.pop(self._next)
@@ -634,18 +916,34 @@ class Stream:
         else:
             self.counts.over_budget += 1
 
+    def _drop_waiting(self, seq: int) -> None:
+        """It waits no more, if it did."""
+        payload = self._waiting.pop(seq, None)
+        if payload is not None:
+            self._budget.give(len(payload))
+
     def _discard_waiting(self, below: int | None = None) -> None:
         for seq in [s for s in self._waiting if below is None or s < below]:
-            self._budget.give(len(self._waiting.pop(seq)))
+            self._drop_waiting(seq)
             self.counts.discarded += 1
 
-    def _known(self, seq: int) -> bytes | None:
-        """The timestamp of a batch that was applied a short while ago, or waits."""
-        remembered = self._stamps[seq % REMEMBERED]
-        if remembered is not None and remembered[0] == seq:
-            return remembered[1]
-        waiting = self._waiting.get(seq)
-        return None if waiting is None else stamp(waiting)
+    def _known(self, seq: int, mark: bytes) -> bytes | None:
+        """The stamp of a batch that was applied a short while ago, or waits; ``mark`` is what comes with its number."""
+        if seq in self._waiting:
+            return stamp(self._waiting[seq])
+        known = self._remembered(seq)
+        if known is None or known == mark or self.last is None or seq <= self.last:
+            return known
+        # Another process took over before the epoch was taken up anew: all that was applied since is of one.
+        self._marks = [m if m is not None and m[0] <= self.last else None for m in self._marks]
+        self._anchor = None
+        return None
+
+    def _remembered(self, seq: int) -> bytes | None:
+        mark = self._marks[seq % REMEMBERED]
+        if mark is None or mark[0] != seq:
+            mark = self._anchor
+        return mark[1] if mark is not None and mark[0] == seq else None
 
     # -- the table ------------------------------------------------------------------------------------------------
 
