@@ -8,11 +8,12 @@ figure in every dialect: the JSON body, the last chunks of an SSE stream, ``mess
 from __future__ import annotations
 
 import re
-from collections import deque
 
 import msgspec
 
 TAIL = 64 << 10
+_SLACK = TAIL // 4
+"""Bytes beyond it before the buffer is cut, so that it is not cut for every piece."""
 _KEY = b'"usage"'
 _OBJECT = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 _END = 256
@@ -23,25 +24,24 @@ _decode = msgspec.json.Decoder(dict[str, object]).decode
 class UsageTail:
     """The end of one body."""
 
-    __slots__ = ("_pieces", "_size")
+    __slots__ = ("_tail",)
 
     def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
+        self._tail = bytearray()
 
     def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        while self._size - len(self._pieces[0]) >= TAIL:
-            self._size -= len(self._pieces.popleft())
+        # One buffer, not the pieces: a stream's are small, and each would cost more than what is in it.
+        self._tail += piece if len(piece) <= TAIL else memoryview(piece)[-TAIL:]
+        if len(self._tail) > TAIL + _SLACK:
+            del self._tail[:-TAIL]
 
     def ends_with_done(self) -> bool:
         """Whether the last event of a stream said that all was sent."""
-        return _done(self._joined()[-_END:]) is not None
+        return _done(self._tail[-_END:]) is not None
 
     def find(self) -> dict[str, object] | None:
         """The last usage object, or ``None``."""
-        tail = self._joined()
+        tail = self._tail
         floor = max(0, len(tail) - TAIL)
         at = tail.rfind(_KEY, floor)
         while at >= 0:
@@ -53,9 +53,6 @@ class UsageTail:
                     return None
             at = tail.rfind(_KEY, floor, at)  # "usage": null in the chunks that carry none
         return None
-
-    def _joined(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 __all__ = ["TAIL", "UsageTail"]
