@@ -33,6 +33,7 @@ DIALECTS = {dialect.version: dialect for dialect in dialects()}
 OTHER = tokens(100)
 """The prompt that engine ``b`` holds."""
 OTHER_HELD = 96
+HIDE_SALTS = ("0.9.2", "0.11.2")
 _ROUND_ROBIN = {"routing-strategy": "round-robin"}
 
 
@@ -138,6 +139,8 @@ def late(request: pytest.FixtureRequest, pairs: Pairs) -> Pair:
 async def test_requests_follow_the_captured_stream(live: Pair) -> None:
     """Through stores, evictions and clears: credit is at every moment what vLLM itself found in its cache."""
     found = 0
+    blind = False
+    """A salted request went to engine ``a``, whose events hide that: nothing is credited any more, clear or not."""
     audited: Counter[bool] = Counter()
     """Comparable answers of workers that were trusted, by whether the engine reported what was credited."""
     for number, step in enumerate(live.dialect.steps):
@@ -150,12 +153,13 @@ async def test_requests_follow_the_captured_stream(live: Pair) -> None:
             audited[decision.credited == answer.cached] += 1
         if not step.foreseeable:
             continue
-        assert decision.credit[live.worker_a] == step.cached, step.label
+        assert decision.credit[live.worker_a] == (0 if blind else step.cached), step.label
         assert decision.credit[live.worker_b] == 0, step.label
-        if step.cached:
+        if step.cached and not blind:
             found += 1
             assert answer.engine == live.worker_a, step.label
-    assert found >= (10 if live.dialect.version == "0.32" else 3)
+        blind |= live.dialect.version in HIDE_SALTS and "cache_salt" in step.body and answer.engine == live.worker_a
+    assert found >= (10 if live.dialect.version == "0.32" else 3 - blind)
 
     async def judged() -> bool:
         page = await live.gateway.metrics()
@@ -228,7 +232,7 @@ async def test_a_prompt_that_nobody_holds_goes_where_less_runs(late: Pair) -> No
 
 async def test_a_salted_request_ends_trust_where_the_dialect_hides_salts(late: Pair) -> None:
     """Blocks of a salted prompt would look like anybody's. Runs last: there is no clear that restores trust."""
-    hides = late.dialect.version in ("0.9.2", "0.11.2")
+    hides = late.dialect.version in HIDE_SALTS
     body = {"model": late.model, "prompt": tokens(100), "max_tokens": 1, "cache_salt": "alpha"}
     served = {(await late.gateway.ask("/v1/completions", body, _ROUND_ROBIN))[0].engine for _ in range(2)}
     assert served == {late.worker_a, late.worker_b}
