@@ -131,7 +131,7 @@ async def _trickling(gateway: Watched, trickle: _Trickle, count: int, meanwhile:
         found.facts = {"ends": dict(ends), "sockets_at_once": most, "rss_while_open": [look["rss"] for look in middle]}
         steady = [look["rss"] for look in middle[1:]]
         if steady:
-            # The end of each answer is remembered (up to 64 KiB), since its usage is there; these are shorter than that.
+            # The end of each answer is remembered (up to 64 KiB), since its usage is there; these are shorter.
             most_remembered = count * len(trickle.body)
             found.require(
                 max(steady) <= 1.05 * steady[0] + most_remembered, f"memory grew while streams were open: {steady}"
