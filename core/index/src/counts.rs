@@ -56,10 +56,8 @@ counted! {
     ObservedDropped = "observed_dropped",
     /// Answers that showed more than the events, of workers where that can't be kept.
     ObservedUnusable = "observed_unusable",
-    /// Unknown parents that are taken for the last block of an observed run.
+    /// Unknown parents that are taken for the last blocks of observed runs.
     Adopted = "adopted",
-    /// Of those, the ones that something refutes.
-    AdoptionDisputed = "adoption_disputed",
     /// Payloads too large to be read.
     TooLarge = "undecodable_too_large",
     /// Payloads that are no msgpack.

@@ -20,7 +20,7 @@ pub const OBSERVED_KEYS: usize = 65_536;
 pub(crate) struct Observed {
     /// Of its blocks; never empty.
     pub keys: Box<[BlockKey]>,
-    /// The content of the prompt's next block, where a store that goes on with the run can be told by it.
+    /// What the prompt's next block holds, where a store that goes on with the run can be told by it.
     pub next: Option<BlockKey>,
     /// When it ends, by the caller's clock.
     pub until: f64,
@@ -97,17 +97,10 @@ impl Runs {
         dropped
     }
 
-    /// A removal at this position may have named any block: runs of before are doubtful.
+    /// A removal at this position, the present one, may have named any block.
     pub(crate) fn doubt(&mut self, position: u64) {
-        if position > self.doubtful_to {
-            self.doubtful_to = position;
-            self.held = match self.runs.last_key_value() {
-                Some((newest, _)) if *newest > position => {
-                    self.with.values().filter(|runs| self.newest_lives(runs)).count()
-                }
-                _ => 0,
-            };
-        }
+        self.doubtful_to = position;
+        self.held = 0;
     }
 
     /// This block went, or was not there, at a position: runs end that have it from before.
@@ -155,10 +148,9 @@ impl Runs {
         }
     }
 
-    /// The run whose next block has this content, if there is just one: its last key, and how many blocks it has.
+    /// The newest run whose next block has this content: its last key, and how many blocks it has.
     pub(crate) fn before(&self, content: BlockKey) -> Option<(BlockKey, u32)> {
-        let runs = self.with_next.get(&content)?;
-        let run = runs.first().filter(|_| runs.len() == 1).and_then(|run| self.runs.get(run))?;
+        let run = self.runs.get(self.with_next.get(&content)?.last()?)?;
         Some((run.last(), run.keys.len() as u32))
     }
 }

@@ -28,7 +28,6 @@ pub(crate) struct Parked {
     waiting: BTreeMap<u64, Waiting>,
     under: HashMap<EngineHash<'static>, Vec<u64>>,
     bytes: usize,
-    dropped_at: u64,
 }
 
 impl Parked {
@@ -38,11 +37,6 @@ impl Parked {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
-    }
-
-    /// The number of the newest one that was dropped.
-    pub(crate) fn dropped_at(&self) -> u64 {
-        self.dropped_at
     }
 
     /// Park a store under the parent that it names; numbers ascend. Returns how many were dropped to make room.
@@ -58,7 +52,6 @@ impl Parked {
         while (self.waiting.len() > PARKED_EVENTS || self.bytes > PARKED_BYTES)
             && let Some((oldest, _)) = self.waiting.first_key_value()
         {
-            self.dropped_at = *oldest;
             self.take(*oldest);
             dropped += 1;
         }
@@ -147,7 +140,7 @@ mod tests {
         for parent in 0..PARKED_EVENTS as u64 {
             assert_eq!(parked.park(parent + 10, store(parent, 0)), 0);
         }
-        assert_eq!((parked.park(1 << 40, store(1, 0)), parked.dropped_at()), (1, 10));
+        assert_eq!(parked.park(1 << 40, store(1, 0)), 1);
         assert!(!parked.waits_for(&EngineHash::Unsigned(0)));
         assert_eq!(parked.with_content(BlockKey(1)), [11, 1 << 40]);
         assert_eq!(parked.take_under(&EngineHash::Unsigned(1)).len(), 2);

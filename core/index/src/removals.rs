@@ -64,15 +64,13 @@ pub(crate) struct Removals {
     lost_at: u64,
     /// The last removal that may have named any block.
     keyless_at: u64,
-    /// The last removal whose key hung on an adopted name.
-    by_name_at: u64,
 }
 
 impl Removals {
     /// Of the registration with this number; the first is 1.
     pub(crate) fn new(registration: u64) -> Self {
-        let position = (registration << POSITION_BITS) + 1;
-        Self { position, log: VecDeque::new(), lost_at: position, keyless_at: 0, by_name_at: 0 }
+        let position = registration << POSITION_BITS;
+        Self { position, log: VecDeque::new(), lost_at: position, keyless_at: 0 }
     }
 
     pub(crate) fn position(&self) -> u64 {
@@ -85,17 +83,13 @@ impl Removals {
         self.position
     }
 
-    /// A removal named this block, if the adopted names are right where the key hangs on one (`by_name`); without a key
-    /// it may be any. Returns its position.
-    pub(crate) fn named(&mut self, key: Option<BlockKey>, by_name: bool) -> u64 {
+    /// A removal named this block; without a key it may be any. Returns its position.
+    pub(crate) fn named(&mut self, key: Option<BlockKey>) -> u64 {
         let position = self.step();
         let Some(key) = key else {
             self.keyless_at = position;
             return position;
         };
-        if by_name {
-            self.by_name_at = position;
-        }
         if self.log.len() == REMOVALS
             && let Some((dropped, _)) = self.log.pop_front()
         {
@@ -103,12 +97,6 @@ impl Removals {
         }
         self.log.push_back((position, key));
         position
-    }
-
-    /// An adopted name may be wrong: what was removed by name may have been any block. Returns the last such position.
-    pub(crate) fn mistrust_names(&mut self) -> u64 {
-        self.keyless_at = self.keyless_at.max(self.by_name_at);
-        self.by_name_at
     }
 
     /// Blocks went without a removal.
@@ -145,9 +133,9 @@ mod tests {
     fn what_was_named_since_a_lookup() {
         let mut removals = Removals::new(1);
         let start = as_of(&removals, false);
-        removals.named(Some(key(7)), false);
+        removals.named(Some(key(7)));
         let later = as_of(&removals, false);
-        removals.named(Some(key(8)), false);
+        removals.named(Some(key(8)));
         let since = removals.since(later).expect("remembered");
         assert!(since.named(key(8)) && !since.named(key(7)) && !since.keyless);
         assert!(removals.since(start).expect("remembered").named(key(7)));
@@ -158,23 +146,10 @@ mod tests {
     fn a_keyless_removal_may_have_named_what_a_lookup_leant_on() {
         let mut removals = Removals::new(1);
         let (leaned, not) = (as_of(&removals, true), as_of(&removals, false));
-        removals.named(None, false);
+        removals.named(None);
         assert!(removals.since(leaned).is_none());
         assert!(removals.since(not).expect("remembered").keyless);
         assert!(!removals.since(as_of(&removals, true)).expect("now").keyless);
-    }
-
-    #[test]
-    fn a_name_that_may_be_wrong_makes_its_removals_keyless() {
-        let mut removals = Removals::new(1);
-        let start = as_of(&removals, true);
-        removals.named(Some(key(1)), true);
-        removals.named(Some(key(2)), false);
-        assert!(!removals.since(start).expect("remembered").keyless);
-        assert_eq!(removals.mistrust_names(), start.position + 1);
-        assert!(removals.since(start).is_none());
-        let later = AsOf { position: start.position + 1, leaned: true };
-        assert!(!removals.since(later).expect("remembered").keyless);
     }
 
     #[test]
@@ -182,14 +157,14 @@ mod tests {
         let mut removals = Removals::new(2);
         let start = removals.position();
         let known = |removals: &Removals, position| removals.since(AsOf { position, leaned: false }).is_some();
-        for position in [0, 1, (1 << POSITION_BITS) + 1, start - 1, start + 1, u64::MAX >> 1] {
+        for position in [0, 1, 1 << POSITION_BITS, start - 1, start + 1, u64::MAX >> 1] {
             assert!(!known(&removals, position), "{position}");
         }
         for number in 0..REMOVALS as u64 {
-            removals.named(Some(key(number)), false);
+            removals.named(Some(key(number)));
         }
         assert!(known(&removals, start));
-        removals.named(Some(key(1)), false);
+        removals.named(Some(key(1)));
         assert!(!known(&removals, start) && known(&removals, start + 1), "the oldest is not remembered any more");
         let before = removals.position();
         removals.lose();
@@ -200,7 +175,7 @@ mod tests {
     fn an_older_registration_is_another_time() {
         let mut older = Removals::new(1);
         for number in 0..10 {
-            older.named(Some(key(number)), false);
+            older.named(Some(key(number)));
         }
         assert!(Removals::new(2).since(as_of(&older, false)).is_none());
     }

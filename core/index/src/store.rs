@@ -9,6 +9,7 @@
 //! * a block that no place holds is gone: name, key and slot;
 //! * the table of keys finds exactly the placed blocks whose key no other live block has. Two live hashes for one key
 //!   mean that the engine hides what tells them apart: such blocks are *hidden*, until all of them are gone;
+//! * a *guessed* block has no key that any other block has: it gives way;
 //! * the set of doubtful copies has exactly the places of blocks that are marked so.
 //!
 //! Why it is fast: the blocks of one event get consecutive slots, so a lookup first looks at the slot after its last
@@ -35,14 +36,14 @@ pub(crate) struct Spot {
     pub key: BlockKey,
     /// Blocks before it in its chain.
     pub depth: u32,
-    /// The key of the adopted name on which both hang.
-    pub via: Option<BlockKey>,
+    /// Both hang on an adopted name.
+    pub guessed: bool,
 }
 
 impl Spot {
     /// Of the block with this key that stands behind this one.
     pub(crate) fn next(self, key: BlockKey) -> Self {
-        Self { key, depth: self.depth.saturating_add(1), via: self.via }
+        Self { key, depth: self.depth.saturating_add(1), guessed: self.guessed }
     }
 }
 
@@ -91,6 +92,8 @@ enum Placement {
     None,
     /// The table of keys finds it.
     Known,
+    /// The table of keys finds it, but the key may be another block's.
+    Guessed,
     /// Another live hash has the same key.
     Hidden,
 }
@@ -143,8 +146,6 @@ pub(crate) struct Store {
     names: HashTable<Slot>,
     keys: HashTable<Slot>,
     hidden: HashMap<BlockKey, u32>,
-    /// Of the few blocks that hang on an adopted name: its key.
-    via: HashMap<Slot, BlockKey>,
     places: BTreeMap<(Tier, i64), Place>,
     /// By number of place.
     tiers: Vec<Tier>,
@@ -160,6 +161,7 @@ pub(crate) struct Totals {
     pub copies: u64,
     pub gpu_copies: u64,
     pub placed: u64,
+    pub guessed: u64,
 }
 
 impl Store {
@@ -304,13 +306,8 @@ impl Store {
         (block.placement != Placement::None).then(|| Spot {
             key: block.key,
             depth: block.depth,
-            via: if self.via.is_empty() { None } else { self.via.get(&slot).copied() },
+            guessed: block.placement == Placement::Guessed,
         })
-    }
-
-    /// Has any block this key, hidden ones too?
-    pub(crate) fn knows(&self, key: BlockKey) -> bool {
-        self.is_hidden(key) || self.find_key(key).is_some()
     }
 
     /// Have several blocks this key?
@@ -328,45 +325,58 @@ impl Store {
         self.keys.find(self.hasher.hash_one(key), |slot| self.blocks[slot.at()].key == key).copied()
     }
 
-    /// Give a block without a key its place in a chain.
+    /// Give a block without a key its place in a chain; a guess gives way to every other block that has its key.
     pub(crate) fn set_spot(&mut self, slot: Slot, spot: Spot) {
-        debug_assert!(self.spot(slot).is_none(), "a known hash keeps its key");
-        let Spot { key, depth, via } = spot;
-        self.totals.placed += 1;
-        if let Some(via) = via {
-            self.via.insert(slot, via);
-        }
-        self.blocks[slot.at()].depth = depth;
-        self.blocks[slot.at()].key = key;
-        self.blocks[slot.at()].placement = Placement::Hidden;
-        if let Some(others) = self.hidden.get_mut(&key) {
-            *others += 1;
-            return;
-        }
-        let Self { blocks, keys, hasher, .. } = self;
-        let entry = keys.entry(
-            hasher.hash_one(key),
-            |slot| blocks[slot.at()].key == key,
-            |slot| hasher.hash_one(blocks[slot.at()].key),
+        debug_assert!(
+            self.spot(slot).is_none_or(|before| before.guessed && !spot.guessed),
+            "a known hash keeps its key"
         );
-        match entry {
-            Entry::Occupied(found) => {
-                let (twin, _) = found.remove();
-                blocks[twin.at()].placement = Placement::Hidden;
-                self.hidden.insert(key, 2);
+        self.unplace(slot);
+        let Spot { key, depth, guessed } = spot;
+        let placement = if let Some(others) = self.hidden.get_mut(&key) {
+            if guessed {
+                return;
             }
-            Entry::Vacant(vacant) => {
-                vacant.insert(slot);
-                blocks[slot.at()].placement = Placement::Known;
+            *others += 1;
+            Placement::Hidden
+        } else {
+            let Self { blocks, keys, hasher, .. } = self;
+            let entry = keys.entry(
+                hasher.hash_one(key),
+                |slot| blocks[slot.at()].key == key,
+                |slot| hasher.hash_one(blocks[slot.at()].key),
+            );
+            match entry {
+                Entry::Occupied(_) if guessed => return,
+                Entry::Occupied(mut found) if blocks[found.get().at()].placement == Placement::Guessed => {
+                    let guess = std::mem::replace(found.get_mut(), slot);
+                    self.forget_placement(guess);
+                    Placement::Known
+                }
+                Entry::Occupied(found) => {
+                    let (twin, _) = found.remove();
+                    blocks[twin.at()].placement = Placement::Hidden;
+                    self.hidden.insert(key, 2);
+                    Placement::Hidden
+                }
+                Entry::Vacant(vacant) => {
+                    vacant.insert(slot);
+                    if guessed { Placement::Guessed } else { Placement::Known }
+                }
             }
-        }
+        };
+        let block = &mut self.blocks[slot.at()];
+        (block.key, block.depth, block.placement) = (key, depth, placement);
+        self.totals.placed += 1;
+        self.totals.guessed += u64::from(guessed);
     }
 
+    /// Take a block's key away, if it has one.
     fn unplace(&mut self, slot: Slot) {
         let key = self.blocks[slot.at()].key;
         match self.blocks[slot.at()].placement {
             Placement::None => return,
-            Placement::Known => {
+            Placement::Known | Placement::Guessed => {
                 if let Ok(entry) = self.keys.find_entry(self.hasher.hash_one(key), |other| *other == slot) {
                     entry.remove();
                 }
@@ -380,10 +390,16 @@ impl Store {
                 }
             }
         }
+        self.forget_placement(slot);
+    }
+
+    /// Of a block that no table finds by its key any more.
+    fn forget_placement(&mut self, slot: Slot) {
+        let block = &mut self.blocks[slot.at()];
         self.totals.placed -= 1;
-        if !self.via.is_empty() {
-            self.via.remove(&slot);
-        }
+        self.totals.guessed -= u64::from(block.placement == Placement::Guessed);
+        block.placement = Placement::None;
+        *block.read.get_mut() = false;
     }
 
     /// A lookup along a chain of keys; with `note_reads` what it finds held is read from then on.
@@ -401,12 +417,12 @@ pub(crate) struct Walk<'s> {
 }
 
 impl<'s> Walk<'s> {
-    /// Does the place hold the one block of this key? Doubtful copies count with `even_doubtful`.
+    /// Does the place hold the one block of this key? Doubtful copies and guessed blocks count with `even_doubtful`.
     #[inline]
     pub(crate) fn held(&mut self, place: Place, key: BlockKey, even_doubtful: bool) -> bool {
         self.find(key).is_some_and(|(slot, block)| {
             let copies = if place == Place::HOME { block.home } else { self.store.copies(place, slot) };
-            let held = copies.held(even_doubtful);
+            let held = copies.held(even_doubtful) && (even_doubtful || block.placement != Placement::Guessed);
             if self.note_reads && held {
                 block.note_read();
             }

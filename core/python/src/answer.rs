@@ -97,6 +97,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>)
         state.set_item("copies", worker.copies)?;
         state.set_item("doubtful", worker.doubtful)?;
         state.set_item("placed", worker.placed)?;
+        state.set_item("guessed", worker.guessed)?;
         state.set_item("parked", worker.parked)?;
         state.set_item("observed", worker.observed)?;
         state.set_item("reannouncing", worker.reannouncing)?;

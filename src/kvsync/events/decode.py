@@ -16,6 +16,7 @@ fault is contained in the smallest thing that has it.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from sys import byteorder
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ MAX_PAYLOAD: Final = 16 << 20
 """Bytes; a larger payload is refused unread. The largest real ones, one scheduler step's, are a few hundred kB."""
 MAX_EVENTS: Final = 1 << 18
 """Of a batch; one with more is refused undecoded. A step stores and evicts a few thousand blocks at most."""
+MAX_HASHES: Final = 1 << 17
+"""Of a batch; one with more is refused, because lookups wait while a batch is applied, and see all of it or nothing."""
 MAX_GROUPS: Final = 256
 """KV-cache groups of one engine. Models have a handful, and never more than layers; a removal that names none of them
 is for all."""
@@ -105,7 +108,18 @@ def decode_batch(payload: Buffer) -> EventBatch:
         rank = _as_optional_int.decode(fields[2]) if len(fields) > 2 else None
     except _BAD_BYTES as error:
         raise UndecodableBatch("wrong_type", f"data_parallel_rank: {error}") from None
-    return EventBatch(ts, tuple(map(_event, events)), rank)
+    return EventBatch(ts, tuple(_decoded(events)), rank)
+
+
+def _decoded(events: list[Raw]) -> Iterator[KVEvent | SkippedEvent]:
+    hashes = 0
+    for raw in events:
+        event = _event(raw)
+        if isinstance(event, (BlockStoredEvent, BlockRemovedEvent)):
+            hashes += len(event.block_hashes)
+        if hashes > MAX_HASHES:
+            raise UndecodableBatch("too_large", f"more than {MAX_HASHES} block hashes")
+        yield event
 
 
 def _batch_fields(view: memoryview) -> list[Raw]:
@@ -323,4 +337,4 @@ def _typed(keys: list[Raw], lora_name: str | None, first_block: bool) -> tuple[E
     return tuple(typed)
 
 
-__all__ = ["MAX_EVENTS", "MAX_GROUPS", "MAX_PAYLOAD", "decode_batch"]
+__all__ = ["MAX_EVENTS", "MAX_GROUPS", "MAX_HASHES", "MAX_PAYLOAD", "decode_batch"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvsync.events.decode import MAX_HASHES
 from kvsync.events.types import AllBlocksClearedEvent, BlockRemovedEvent, BlockStoredEvent, EventBatch, SkippedEvent
 from kvsync.index.match import Index, Match
 from tests.wire import batch, cleared, removed, stored
@@ -111,6 +112,18 @@ def test_event_objects_that_no_wire_can_carry(index: Any, event: Any, error: typ
         index.apply("w", EventBatch(0.0, (AllBlocksClearedEvent(), event)))
     assert index.stats()["workers"]["w"]["counts"] == {}, "nothing of the batch is applied"
     index.apply("nobody", EventBatch(0.0, (event,)))
+
+
+def test_a_batch_of_more_hashes_than_lookups_can_wait_for(index: Any) -> None:
+    """Applied wholly or not at all: one more is a loss, and takes what was known."""
+    half = list(range(MAX_HASHES // 2))
+    index.apply("w", batch(stored(half, []), stored(half, []), cleared()))
+    index.apply("w", batch(stored([1], range(4))))
+    state = index.stats()["workers"]["w"]
+    assert (state["blocks"], state["counts"]["batches"]) == (1, 2)
+    index.apply("w", batch(stored([2], range(4, 8)), stored(half, []), stored(half, [])))
+    state = index.stats()["workers"]["w"]
+    assert (state["blocks"], state["trust"], state["counts"]["undecodable_too_large"]) == (0, "partial", 1)
 
 
 # -- iterables of batches

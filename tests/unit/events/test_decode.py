@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.events.decode import MAX_EVENTS, MAX_PAYLOAD, decode_batch
+from kvsync.events.decode import MAX_EVENTS, MAX_HASHES, MAX_PAYLOAD, decode_batch
 from kvsync.events.types import (
     AllBlocksClearedEvent,
     BlockRemovedEvent,
@@ -241,6 +241,16 @@ def test_an_absurd_number_of_events_is_refused_undecoded() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_more_hashes_than_lookups_can_wait_for_are_refused() -> None:
+    half = list(range(MAX_HASHES // 2))
+    most = [stored(half, []), removed(half)]
+    assert len(decode_batch(batch(*most)).events) == 2
+    with pytest.raises(UndecodableBatch, match="too_large"):
+        decode_batch(batch(*most, removed([1])))
+    unreadable = removed([*half, None])
+    assert decode_batch(batch(*most, unreadable)).events[-1] == SkippedEvent("BlockRemoved", "bad_hash", True)
 
 
 def test_declared_lengths_cost_no_memory() -> None:

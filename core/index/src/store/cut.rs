@@ -76,7 +76,9 @@ impl Store {
             let from = if read { cut.read } else { cut.unread };
             if match block.placement {
                 Placement::None => cut.unplaced,
-                Placement::Known | Placement::Hidden => from.is_some_and(|from| block.depth >= from),
+                Placement::Known | Placement::Guessed | Placement::Hidden => {
+                    from.is_some_and(|from| block.depth >= from)
+                }
             } {
                 for place in (0..self.tiers.len()).map(Place) {
                     self.set_copies(place, slot, Copies::default());
@@ -109,7 +111,7 @@ impl Store {
         for (at, block) in blocks.iter().enumerate() {
             let slot = Slot(at as u32);
             names.insert_unique(by_name(&slot), slot, by_name);
-            if block.placement == Placement::Known {
+            if matches!(block.placement, Placement::Known | Placement::Guessed) {
                 keys.insert_unique(by_key(&slot), slot, by_key);
             }
         }
@@ -118,7 +120,6 @@ impl Store {
         for side in &mut self.side {
             *side = side.drain().map(|(slot, copies)| (moved[&slot], copies)).collect();
         }
-        self.via = self.via.drain().map(|(slot, via)| (moved[&slot], via)).collect();
         self.doubtful = self.doubtful.drain().map(|(place, slot)| (place, moved[&slot])).collect();
     }
 }

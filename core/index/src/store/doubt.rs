@@ -1,6 +1,6 @@
-//! Copies in doubt: they may have left without a word, or never have been there.
+//! Copies in doubt (they may have left without a word, or never have been there), and blocks whose keys are guessed.
 
-use super::{Copies, Place, Store};
+use super::{Copies, Place, Placement, Store};
 use crate::key::BlockKey;
 
 impl Store {
@@ -31,14 +31,21 @@ impl Store {
         }
     }
 
-    /// The block of this key is nowhere: its doubtful copies go. Returns how many that were.
-    pub(crate) fn drop_doubtful_of(&mut self, key: BlockKey) -> u64 {
+    /// Is there anything that is expected only?
+    pub(crate) fn expects(&self) -> bool {
+        !self.doubtful.is_empty() || self.totals.guessed > 0
+    }
+
+    /// The block of this key is nowhere: its doubtful copies go, or all if it is guessed. Returns how many that were.
+    pub(crate) fn drop_expected(&mut self, key: BlockKey) -> u64 {
         let Some(slot) = self.find_key(key) else {
             return 0;
         };
+        let guessed = self.blocks[slot.at()].placement == Placement::Guessed;
         let mut dropped = 0;
         for place in (0..self.tiers.len()).map(Place) {
-            if self.copies(place, slot).doubtful() {
+            let copies = self.copies(place, slot);
+            if copies.doubtful() || (guessed && copies.count() > 0) {
                 self.set_copies(place, slot, Copies::default());
                 dropped += 1;
             }

@@ -288,3 +288,23 @@ proptest! {
         read(&payload[..cut.index(payload.len())]);
     }
 }
+
+#[test]
+fn more_hashes_than_lookups_can_wait_for_are_refused() {
+    // ints of one byte each, so that the payload is as short as it can be
+    let removed = |hashes: usize| {
+        let mut event = vec![0x92, 0xac];
+        event.extend(b"BlockRemoved");
+        event.push(0xdd);
+        event.extend((hashes as u32).to_be_bytes());
+        event.resize(event.len() + hashes, 1);
+        event
+    };
+    let payload = |events: &[Vec<u8>]| [&[0x92, 0x01, 0x90 | events.len() as u8][..], &events.concat()].concat();
+    let half = removed(MAX_HASHES / 2);
+    let most = payload(&[half.clone(), half.clone()]);
+    let read: usize = Batch::decode(&most).expect("a batch").map(|event| event.hashes().len()).sum();
+    assert_eq!(read, MAX_HASHES);
+    let more = payload(&[half.clone(), half, removed(1)]);
+    assert_eq!(Batch::decode(&more).expect_err("too many"), BatchError::TooLarge);
+}

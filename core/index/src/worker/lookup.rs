@@ -9,7 +9,7 @@ use crate::event::Tier;
 use crate::hits::{Kind, Question, Rule, hit_blocks};
 use crate::key::KeyChain;
 use crate::removals::AsOf;
-use crate::store::Place;
+use crate::store::{Place, Store};
 
 /// How far a match can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +52,11 @@ pub struct Match {
 /// What counts as held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Evidence {
-    /// What the events tell, without doubtful copies.
+    /// What the events tell, without doubtful copies and guessed blocks.
     Events,
     /// And what answers showed.
     All,
-    /// And all that is doubtful.
+    /// And all that is doubtful or guessed.
     Likely,
 }
 
@@ -148,7 +148,7 @@ impl Worker {
             as_of.leaned = found.credit > told;
             found.as_of = as_of.pack();
         }
-        if trust == Trust::None || self.store.doubtful() > 0 || !self.runs.is_empty() {
+        if trust == Trust::None || self.store.expects() || !self.runs.is_empty() {
             let likely: u64 = hit(Evidence::Likely).iter().sum();
             found.expected = likely.saturating_sub(found.credit);
         }
@@ -162,7 +162,11 @@ impl Worker {
 
     /// Is each block that the walk of a hit finds held one of the answer's? Then reads are noted on the way.
     fn walks_what_is_read(&self, rules: &[Rule]) -> bool {
-        rules.len() == 1 && self.is_plain(rules) && !self.facts.eagle && self.runs.is_empty() && !self.is_muddled()
+        rules.len() == 1
+            && self.is_plain(rules)
+            && !self.facts.eagle
+            && self.runs.is_empty()
+            && !self.store.any_hidden()
     }
 
     /// Tokens of the hit, per tier.
@@ -184,11 +188,11 @@ impl Worker {
         let mut told = |tier: usize, rule: usize, key| {
             places[tier][rule].is_some_and(|place| walk.held(place, key, even_doubtful))
         };
-        if !observed && !self.is_muddled() {
+        if !observed && !self.store.any_hidden() {
             // nearly always: this loop is what a lookup takes its time for
             return self.hit_of(rules, tokens, |tier, rule, block| told(tier, rule, chain.key(block)));
         }
-        let mut muddle = Muddle { worker: self, asked: 0, at: None };
+        let mut muddle = Muddle { store: &self.store, asked: 0, at: None };
         self.hit_of(rules, tokens, |tier, rule, block| {
             let key = chain.key(block);
             (observed && tier == 0 && self.runs.holds(key, even_doubtful))
@@ -217,17 +221,12 @@ impl Worker {
         }
         blocks.map(|blocks| blocks * size)
     }
-
-    /// Does any key stand before what it may not stand before?
-    fn is_muddled(&self) -> bool {
-        self.store.any_hidden() || self.names.any_disputed()
-    }
 }
 
-/// Where a prompt's first block is behind which events may have placed what belongs behind another one: several hashes
-/// claim its key, or a name for it is in dispute. Nothing counts there that events told.
+/// Where a prompt's first hidden key stands: several hashes claim it, and what was placed behind it may belong behind
+/// any of them. So nothing counts there that events told.
 struct Muddle<'w> {
-    worker: &'w Worker,
+    store: &'w Store,
     /// Blocks that were looked at.
     asked: usize,
     at: Option<usize>,
@@ -235,10 +234,8 @@ struct Muddle<'w> {
 
 impl Muddle<'_> {
     fn is_before(&mut self, block: usize, chain: &mut KeyChain<'_>) -> bool {
-        let Worker { store, names, .. } = self.worker;
         while self.at.is_none() && self.asked < block {
-            let key = chain.key(self.asked);
-            if store.is_hidden(key) || names.is_disputed(key) {
+            if self.store.is_hidden(chain.key(self.asked)) {
                 self.at = Some(self.asked);
             }
             self.asked += 1;

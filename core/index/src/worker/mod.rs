@@ -26,7 +26,7 @@ mod placement;
 
 use std::collections::BTreeMap;
 
-use crate::adoption::{Named, Names};
+use crate::adoption::Names;
 use crate::counts::{Counted, Counts};
 use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored, Tier};
 use crate::hits::Kind;
@@ -75,6 +75,8 @@ pub struct Description {
     pub doubtful: u64,
     /// Blocks with a key.
     pub placed: u64,
+    /// Of those, the ones whose key is a guess.
+    pub guessed: u64,
     /// Stores that wait for their parent.
     pub parked: u64,
     /// Blocks that are held by what answers showed.
@@ -425,12 +427,9 @@ impl Worker {
     /// A copy of this block leaves some cache, even one that is unknown here. Returns its slot.
     fn note_removal(&mut self, hash: &EngineHash<'_>) -> Option<Slot> {
         let slot = self.store.find(hash);
-        let placed = slot.and_then(|slot| self.store.spot(slot));
-        let spot = placed.or_else(|| self.names.get(hash).map(Named::spot));
-        let via = spot.and_then(|spot| spot.via);
-        let refuted = via.is_some_and(|name| self.names.is_disputed(name));
-        let key = spot.filter(|_| !refuted).map(|spot| spot.key);
-        let position = self.removals.named(key, via.is_some());
+        let spot = slot.and_then(|slot| self.store.spot(slot));
+        let key = spot.filter(|spot| !spot.guessed).map(|spot| spot.key);
+        let position = self.removals.named(key);
         match key {
             Some(key) => self.runs.end_with(key, position),
             None => self.runs.doubt(position),
@@ -473,6 +472,7 @@ impl Worker {
             copies: totals.copies,
             doubtful: self.store.doubtful(),
             placed: totals.placed,
+            guessed: totals.guessed,
             parked: self.parked.len() as u64,
             observed: self.runs.held() as u64,
             reannouncing: self.reannouncing(),

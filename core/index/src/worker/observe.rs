@@ -8,7 +8,7 @@ use super::{Trust, Worker};
 use crate::counts::Counted;
 use crate::event::Tier;
 use crate::hits::{Kind, Rule};
-use crate::key::{BlockKey, KeyChain};
+use crate::key::KeyChain;
 use crate::observed::Observed;
 use crate::removals::{AsOf, Since};
 
@@ -64,7 +64,7 @@ pub(crate) struct Asked<'c, 'p> {
 impl Worker {
     /// Can answers change what is known here?
     pub(crate) fn learns(&self) -> bool {
-        self.store.doubtful() > 0 || !self.runs.is_empty() || self.lost
+        self.store.expects() || !self.runs.is_empty() || self.lost
     }
 
     /// Were the credited blocks held all the time since the match?
@@ -124,7 +124,7 @@ impl Worker {
 
     /// What the engine did not have, though it was expected, is not there, and no run goes on with it.
     fn miss(&mut self, rules: &[Rule], asked: &mut Asked<'_, '_>, had: usize, answer: &Answer) {
-        if !self.is_plain(rules) || (self.runs.is_empty() && self.store.doubtful() == 0) {
+        if !self.is_plain(rules) || (self.runs.is_empty() && !self.store.expects()) {
             return;
         }
         let likely: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Likely, false).iter().sum();
@@ -135,7 +135,7 @@ impl Worker {
         let missed = had + usize::from(self.facts.eagle);
         let limit = self.limit(asked) as usize;
         for block in missed..limit {
-            let dropped = self.store.drop_doubtful_of(asked.chain.key(block));
+            let dropped = self.store.drop_expected(asked.chain.key(block));
             self.counts.add_many(Counted::DoubtfulMissed, dropped);
         }
         if missed < limit {
@@ -161,7 +161,7 @@ impl Worker {
             self.counts.add(Counted::ObservedUnusable);
             return;
         }
-        let next = (run == had).then(|| self.content_behind(asked, had, answer)).flatten();
+        let next = (run == had && asked.first_with_keys != had).then(|| asked.chain.content(had)).flatten();
         let keys = (0..run).map(|block| asked.chain.key(block)).collect();
         let dropped = self.runs.observe(Observed { keys, next, until: answer.until, position: self.removals.step() });
         self.counts.add(Counted::ObservedRuns);
@@ -171,12 +171,5 @@ impl Worker {
         {
             self.adopt_parked(content);
         }
-    }
-
-    /// What the block behind the run holds, where the store that this very request caused would be known by it.
-    fn content_behind(&self, asked: &Asked<'_, '_>, had: usize, answer: &Answer) -> Option<BlockKey> {
-        // that store may have been parked, and gone to make room
-        let known = self.parked.dropped_at() <= AsOf::unpack(answer.as_of).position;
-        (known && asked.first_with_keys != had).then(|| asked.chain.content(had)).flatten()
     }
 }

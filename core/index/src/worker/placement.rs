@@ -1,7 +1,6 @@
 //! Which key each hash has: from its tokens and its parent's key, in whatever order the events come.
 
 use super::Worker;
-use crate::adoption::Named;
 use crate::counts::Counted;
 use crate::event::{EngineHash, ExtraKey, Run};
 use crate::key::BlockKey;
@@ -11,8 +10,11 @@ use crate::store::Spot;
 impl Worker {
     /// Where a hash stands, as a block or as the name of a parent.
     fn spot_of(&self, hash: &EngineHash<'_>) -> Option<Spot> {
-        let placed = self.store.find(hash).and_then(|slot| self.store.spot(slot));
-        placed.or_else(|| self.names.get(hash).map(Named::spot))
+        self.placed(hash).or_else(|| self.names.get(hash))
+    }
+
+    fn placed(&self, hash: &EngineHash<'_>) -> Option<Spot> {
+        self.store.find(hash).and_then(|slot| self.store.spot(slot))
     }
 
     /// Give the run's hashes their keys, and then those whose parked stores waited for them.
@@ -46,14 +48,12 @@ impl Worker {
         for (hash, (tokens, extra)) in run.hashes.iter().zip(run.blocks()) {
             let slot = self.store.find(hash);
             let known = slot.and_then(|slot| self.store.spot(slot));
-            let spot = known.or_else(|| parent.child(tokens, extra));
-            let Some(spot) = spot else {
+            let Some(spot) = known.or_else(|| parent.child(tokens, extra)) else {
                 complete = false;
                 continue;
             };
             if let (Some(slot), None) = (slot, known) {
                 self.store.set_spot(slot, spot);
-                self.refute_names(hash, spot.key);
             }
             parent = Parent::Block(spot);
         }
@@ -79,9 +79,9 @@ impl Worker {
         extra.is_empty().then(|| self.root_of(run).content(tokens))
     }
 
-    /// Take the unknown parent of this store for the last block of an observed run, if nothing refutes that.
+    /// Take the unknown parent of this store for the last block of an observed run that goes on with it.
     fn adopt(&mut self, run: &Run<'_>) -> Option<Spot> {
-        if self.names.is_empty() && self.runs.is_empty() {
+        if self.runs.is_empty() {
             return None;
         }
         let content = self.content_of(run)?;
@@ -105,42 +105,14 @@ impl Worker {
     }
 
     fn adopt_by(&mut self, parent: &EngineHash<'_>, first: &EngineHash<'_>, content: BlockKey) -> Option<Spot> {
-        if self.store.find(first).is_some_and(|slot| self.store.spot(slot).is_some()) {
-            return None;
-        }
-        if let Some(key) = self.names.with_content(content) {
-            self.dispute(key);
+        if self.placed(first).is_some() {
             return None;
         }
         let (key, blocks) = self.runs.before(content)?;
-        if self.store.knows(key) || self.names.is_disputed(key) || !self.names.may_give() {
-            return None;
-        }
-        if self.names.of_key(key).is_some() {
-            self.dispute(key);
-            return None;
-        }
-        let named = Named { key, depth: blocks - 1, content };
-        self.names.give(parent, named);
+        let spot = Spot { key, depth: blocks - 1, guessed: true };
+        self.names.give(parent, spot);
         self.counts.add(Counted::Adopted);
-        Some(named.spot())
-    }
-
-    /// A block got this key: another hash is not its name, and it is no name of another key.
-    fn refute_names(&mut self, hash: &EngineHash<'_>, key: BlockKey) {
-        if self.names.of_key(key).is_some_and(|name| name != hash) {
-            self.dispute(key);
-        }
-        if let Some(named) = self.names.get(hash).filter(|named| named.key != key) {
-            self.dispute(named.key);
-        }
-    }
-
-    fn dispute(&mut self, key: BlockKey) {
-        if self.names.dispute(key) {
-            self.counts.add(Counted::AdoptionDisputed);
-            self.runs.doubt(self.removals.mistrust_names());
-        }
+        Some(spot)
     }
 }
 
@@ -156,7 +128,7 @@ enum Parent {
 impl Parent {
     fn child(self, tokens: &[u32], extra: &[ExtraKey<'_>]) -> Option<Spot> {
         match self {
-            Self::Root(root) => Some(Spot { key: root.child(tokens, extra), depth: 0, via: None }),
+            Self::Root(root) => Some(Spot { key: root.child(tokens, extra), depth: 0, guessed: false }),
             Self::Block(spot) => Some(spot.next(spot.key.child(tokens, extra))),
             Self::Unknown => None,
         }
