@@ -7,12 +7,12 @@ from inspect import getsource
 from pathlib import Path
 from typing import get_args
 
+from kvsync import index
 from kvsync.events import decode
 from kvsync.events.contracts import Alarm
 from kvsync.events.pages import Reason
 from kvsync.events.stream import Counts
 from kvsync.events.sync import SyncState
-from kvsync.index import placement, worker
 from kvsync.routing import breaker, modes
 from kvsync.telemetry.metrics import ALARMS, BREAKER_STATES, KV_SYNC_STATES, MODES, STREAM_STATES, TRUSTS, Metrics
 from tests.unit.telemetry.test_metrics import everything
@@ -69,7 +69,8 @@ def test_stream_events_are_all_named() -> None:
 def test_index_events_are_all_named() -> None:
     """Counts are words in the code that counts them, so they are read there."""
     section = PAGE.partition("### Index events")[2].partition("##")[0]
-    counted = set(re.findall(r'counts\["(\w+)"\]', getsource(worker) + getsource(placement)))
+    sources = "".join(path.read_text() for path in Path(index.__path__[0]).glob("*.py"))
+    counted = set(re.findall(r'counts\["(\w+)"\]', sources))
     skipped = {f"skipped_{reason}" for reason in re.findall(r'_Bad\("(\w+)"\)', getsource(decode))}
     undecodable = {f"undecodable_{reason}" for reason in re.findall(r'UndecodableBatch\("(\w+)"', getsource(decode))}
     assert len(counted) > 10
