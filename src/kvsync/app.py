@@ -210,7 +210,14 @@ class App:
         self.gateway.hurry()
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
-        return EventManager(self.index, settings, timer=self.metrics, on_hits=self.audit.on_hits, access=self._access)
+        return EventManager(
+            self.index,
+            settings,
+            timer=self.metrics,
+            on_hits=self.audit.on_hits,
+            introduced=self.router.introduced,
+            access=self._access,
+        )
 
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)

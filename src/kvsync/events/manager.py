@@ -58,6 +58,7 @@ class EventManager:
         start_sequence: the first number wanted of each stream; above 0 only for who looks on (``kvsync watch``).
         on_hits: hears, on the event loop, what an engine's metrics counted since the last look: (worker, tokens looked
             up in its prefix cache, tokens found there), requests of others included.
+        introduced: hears, in the reader's thread, of each worker that is new to the sink, before any batch of it.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class EventManager:
         timer: Timer | None = None,
         start_sequence: int = 0,
         on_hits: OnHits | None = None,
+        introduced: Callable[[str], None] = lambda _: None,
         access: EngineAccess | None = None,
     ) -> None:
         self._sink = sink
@@ -77,6 +79,7 @@ class EventManager:
         self._timer = timer
         self._start_sequence = start_sequence
         self._on_hits = on_hits
+        self._introduced = introduced
         self._access = access or EngineAccess()
         self._session: aiohttp.ClientSession | None = None
         self._reader: Reader | None = None
@@ -104,6 +107,7 @@ class EventManager:
             self._sink,
             self._settings,
             relocate=self._relocate,
+            introduced=self._introduced,
             timer=self._timer,
             start_sequence=self._start_sequence,
         )

@@ -43,12 +43,22 @@ OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
 
 
+class _Wanted:
+    """A worker from its first ``follow`` to its end: the sink may have it. The commands given meanwhile carry it."""
+
+    def __init__(self) -> None:
+        self.known = False
+        """The sink has had it."""
+
+
 class Reader:
     """Reads all streams in a thread of its own, from :meth:`start` to :meth:`stop`.
 
     Args:
         relocate: called (in the reader's thread) with an engine's uid when one of its streams connected again or stays
             without a connection: it may have moved or changed.
+        introduced: called (in the reader's thread) with a worker that is new to the sink, before any batch of it: what
+            somebody noted of its engine earlier is to be told now.
 
     Raises:
         CurveUnusable: the keys of ``events.curve`` can't be used.
@@ -60,6 +70,7 @@ class Reader:
         settings: EventsSettings,
         *,
         relocate: Callable[[str], None],
+        introduced: Callable[[str], None] = lambda _: None,
         timer: Timer | None = None,
         start_sequence: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +80,7 @@ class Reader:
         self._sink = sink
         self._settings = settings
         self._relocate = relocate
+        self._introduced = introduced
         self._feed = Feed(sink, timer)
         self._curve = curve_keys(settings.curve)
         self._start_sequence = start_sequence
@@ -81,8 +93,7 @@ class Reader:
         self._replaying: set[Followed] = set()
         self._turned_at = float("inf")
         self._ticked_at = float("-inf")
-        self._wanted: dict[str, object] = {}
-        """Which registration of a worker the sink may have, by a token that its commands carry."""
+        self._wanted: dict[str, _Wanted] = {}
         self._wanting = threading.Lock()
         """Guards ``_wanted``, together with the sink's additions and removals."""
         self._commands: deque[Callable[[], None]] = deque()
@@ -119,8 +130,8 @@ class Reader:
         The future raises ``ReaderEnded`` after the end.
         """
         with self._wanting:
-            token = self._wanted.setdefault(target.worker, object())
-        return self._submit(lambda: self._follow(target, token))
+            wanted = self._wanted.setdefault(target.worker, _Wanted())
+        return self._submit(lambda: self._follow(target, wanted))
 
     def unfollow(self, worker: str) -> None:
         """End a worker: the sink knows it no more when this returns, whatever the thread is busy with."""
@@ -263,11 +274,11 @@ class Reader:
         while self._commands:
             self._commands.popleft()()
 
-    def _follow(self, target: Target, token: object) -> None:
+    def _follow(self, target: Target, wanted: _Wanted) -> None:
         worker = target.worker
         before = self._close(worker)
         with self._wanting:
-            if self._wanted.get(worker) is not token:  # ended meanwhile
+            if self._wanted.get(worker) is not wanted:  # ended meanwhile
                 return
             self._sink.add_worker(
                 worker,
@@ -279,6 +290,9 @@ class Reader:
                 rank=target.rank,
             )
         self._sink.suspend(worker)
+        if not wanted.known:
+            wanted.known = True
+            self._introduced(worker)
         now = self._clock()
         stream = Stream(
             can_replay=target.replay is not None,

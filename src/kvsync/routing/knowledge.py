@@ -65,6 +65,10 @@ class Knowledge:
         self._index = index
         self._metrics = metrics
         self._throttle = Throttle(_log, clock=clock)
+        self._reannouncing: set[str] = set()
+        self._hiding: set[str] = set()
+        """Workers that got a request which makes their events say less. The index has its own marks of that; these are
+        for when it has the worker anew, as after KV sync was off."""
         self.expected = ExpectedTable(settings.expected_lifetime, clock)
         self.observed = ObservedTable(settings.observed_lifetime, clock)
 
@@ -116,9 +120,20 @@ class Knowledge:
         if index is None:
             return
         if tokenized.reannounces:
+            self._reannouncing.add(worker)
             self._ask(model, lambda: index.mark_reannouncing(worker))
         if tokenized.hides_keys:
+            self._hiding.add(worker)
             self._ask(model, lambda: index.mark_hidden_keys(worker))
+
+    def introduced(self, worker: str) -> None:
+        """The index has the worker anew, and no batch of it yet: tell it what it was told before. Any thread may."""
+        if self._index is None:
+            return
+        if worker in self._reannouncing:
+            self._index.mark_reannouncing(worker)
+        if worker in self._hiding:
+            self._index.mark_hidden_keys(worker)
 
     def answered(self, decision: Decision, tokenized: TokenizedRequest, cached: int | None) -> None:
         """The worker computed the request.
@@ -140,9 +155,15 @@ class Knowledge:
         return self._ask(model, lambda: holds_beginning(index, worker, model, adapter, cache_salt, tokens))
 
     def drop(self, worker: str) -> None:
-        """The worker, or what it had cached, is gone."""
+        """What the worker had cached is gone."""
         self.expected.drop(worker)
         self.observed.drop(worker)
+
+    def gone(self, worker: str) -> None:
+        """The worker itself is gone."""
+        self.drop(worker)
+        self._reannouncing.discard(worker)
+        self._hiding.discard(worker)
 
     def _match(self, query: Query) -> Mapping[str, Match]:
         index = self._index

@@ -111,6 +111,7 @@ class Router:
         self._turns: dict[str, int] = {}
         self._throttle = Throttle(_log, clock=clock)
         self.held = self._knowledge.held
+        self.introduced = self._knowledge.introduced
         metrics.at_scrape(self._show)
 
     def apply(self, change: Change) -> None:
@@ -123,7 +124,7 @@ class Router:
             if gone:
                 self._workers.discard(worker)
                 self._loads.drop(worker)
-                self._knowledge.drop(worker)
+                self._knowledge.gone(worker)
                 self._metrics.drop_worker(worker)
             else:
                 self._workers.add(worker)

@@ -13,7 +13,6 @@ from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
-from kvsync.events.scrape import OnHits
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
 from tests.faults.publisher import Publisher
 
@@ -103,10 +102,10 @@ class Fleet:
         settings: EventsSettings = SETTINGS,
         sink: Sink | None = None,
         timer: Timer | None = None,
-        on_hits: OnHits | None = None,
+        **callbacks: Any,
     ) -> None:
         self.sink = RecordingSink()
-        self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer, on_hits=on_hits)
+        self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer, **callbacks)
         self.publishers: list[Publisher] = []
 
     async def __aenter__(self) -> Self:

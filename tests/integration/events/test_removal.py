@@ -218,6 +218,23 @@ async def test_the_same_engine_at_another_place_is_made_new_and_not_removed(flee
     assert fleet.sink.calls[-1] == ("remove", "a")
 
 
+async def test_a_worker_that_is_new_to_the_index_is_introduced_before_its_first_batch() -> None:
+    """Once in its life there: not when it is made new with other facts or at another place."""
+    fleet: Fleet = Fleet(introduced=lambda worker: fleet.sink.calls.append(("introduced", worker)))
+    async with fleet:
+        first, second = fleet.publisher(already=[1]), fleet.publisher(already=[2])
+        engine = engine_of(first)
+        await fleet.manager.add(engine)
+        await fleet.holds([1])
+        await fleet.manager.change(replace(engine, events=second.events, replay=second.replay))
+        await fleet.holds([2])
+        await fleet.manager.remove("a")
+        await fleet.manager.add(engine)
+        await fleet.holds([1])
+        life = [("add", "a"), ("introduced", "a")]
+        assert fleet.sink.calls == [*life, ("forget", "a"), ("add", "a"), ("remove", "a"), *life]
+
+
 async def test_an_engine_whose_new_place_is_unknown_is_believed_no_longer(fleet: Fleet) -> None:
     publisher = fleet.publisher()
     publisher.publish(1)

@@ -287,6 +287,25 @@ def test_the_index_is_told_what_the_chosen_worker_will_do() -> None:
     assert world.index.asked[1]["cache_salt"] == "s"
 
 
+def test_an_index_that_has_a_worker_anew_is_told_again_until_the_worker_is_gone() -> None:
+    """As after KV sync was off, when the index knew nobody and the requests went on."""
+    world = World(engine("a"), engine("b"))
+    world.index.answer = lambda _: credit(a=0, b=96)
+    world.ask(tokenized(range(100), reannounces=True))
+    world.ask(tokenized(range(100), hides_keys=True, cache_salt="s"))
+    world.index.told.clear()
+    world.router.introduced("a")
+    assert world.index.told == []
+    world.router.forget("b")
+    world.router.introduced("b")
+    assert world.index.told == [("reannouncing", "b"), ("hidden_keys", "b")]
+    world.router.apply(Change("gone", engine("b")))
+    world.index.told.clear()
+    world.router.introduced("b")
+    assert world.index.told == []
+    World(engine("a"), without_index=True).router.introduced("a")
+
+
 def test_several_prompts_are_routed_by_their_summed_credit() -> None:
     world = World(engine("a"), engine("b"))
 
