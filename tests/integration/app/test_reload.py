@@ -78,6 +78,7 @@ async def test_events_enabled_follows_the_file_and_no_request_fails(
             assert app.index.match([7] * 200, "tiny") == {}
             answered = len(statuses)
             await until(lambda: len(statuses) > answered)
+            await until(lambda: app.modes.models.get("tiny") == "observed")
             write("true", patience=7.0)
             app.reload()
             await until(lambda: app.kv_sync.status().state == "running")

@@ -189,6 +189,21 @@ async def test_without_kv_sync_answers_serve(tmp_path: Path) -> None:
         await mode(gateway, "observed")
 
 
+async def test_the_index_is_bounded_and_says_who_lost_something(tmp_path: Path) -> None:
+    """Above ``index.max_blocks`` ends of prefixes go, what is left is sound, and its worker is partial (I17)."""
+    async with Engine("a") as engine, serving(tmp_path, engine, index={"max_blocks": 32}) as gateway:
+        long = [*range(1000, 1000 + 40 * 16 + 1)]
+        engine.store(long)
+        await gateway.trusted("a", "partial")
+        row = (await gateway.workers())["a"]
+        assert row["blocks"] <= 32
+        assert row["index"]["counts"]["capped"] == 40 - row["blocks"]
+        assert await gateway.credit("a", model="tiny", tokens=long) == 16 * row["blocks"]
+        answer, decision = await gateway.complete("tiny", long)
+        assert (answer.cached, decision.credited) == (640, 16 * row["blocks"])
+        await gateway.credited("a", long, 640)  # what the answer said that it has
+
+
 # ---- failures and faults
 
 
