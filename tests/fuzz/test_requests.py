@@ -114,7 +114,10 @@ def test_any_request_is_read_or_goes_by_load(tokenizing: Tokenizing, path: str, 
     found = tokenizing.tokens(path, body)
     assert found.prompts or found.reason or found.source == "ids"
     for prompt in found.prompts:
-        assert len(prompt.tokens) == 4 * prompt.length
+        # Fewer tokens than the length only where the prompt is cut before an image that nobody told of.
+        assert len(prompt.tokens) % 4 == 0
+        assert len(prompt.tokens) <= 4 * prompt.length
+        assert len(prompt.tokens) == 4 * prompt.length or found.hides_keys
         ends = [0]
         for span in prompt.images:
             assert ends[-1] <= span.offset < span.offset + span.length <= prompt.length
