@@ -14,6 +14,7 @@ answer. Everything kept of a worker goes with it.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -37,8 +38,11 @@ LONGEST_FOR_REFERENCE: Final = 32_768
 
 SETTLED_AFTER: Final = 1.0
 """Seconds after which all events are here that were published before an answer."""
-MOST_WAITING: Final = 256
+MOST_WAITING: Final = 64
 """Answers that wait; above, the oldest is judged early. Each holds its prompt."""
+
+AGAIN: Final = 600.0
+"""Seconds within which a second contradiction shows that learning anew did not help."""
 
 _MISSED: Final[Mapping[Observation, str]] = {"evicted": "evicted_meanwhile", "unknown": "unknown_worker"}
 
@@ -67,6 +71,7 @@ class _Worker:
     evidence: Evidence = field(default_factory=Evidence)
     verdicts: Counter[str] = field(default_factory=Counter)
     contradictions: int = 0
+    contradicted_at: float = -math.inf
     proposal: str | None = None
     hits: _Hits = field(default_factory=_Hits)
 
@@ -244,20 +249,28 @@ class Audit:
             self._contradicted(known, worker)
 
     def _contradicted(self, known: _Worker, worker: str) -> None:
-        over, window = known.evidence.over, len(known.evidence.window)
+        over, window, now = known.evidence.over, len(known.evidence.window), self._clock()
+        again = now - known.contradicted_at < AGAIN
         known.evidence.clear()
         known.contradictions += 1
+        known.contradicted_at = now
         self._metrics.contradicted(worker)
         _log.warning(
             "worker %s: %d of its last %d answers with credit had less than was credited (tokens credited and had: "
-            "%s); its counts are not relied on from now on, and its events are followed anew",
+            "%s); its counts are not relied on from now on, and %s",
             worker,
             len(over),
             window,
             ", ".join(f"{figures.credit} and {figures.cached}" for figures in over),
+            "since that helped for a moment only, what its events said so far is forgotten"
+            if again
+            else "its events are followed anew",
         )
         self._index.mark_reannouncing(worker)
-        self._resync(worker)
+        if again:  # the same events would say the same: of an adapter replaced under its name, for one
+            self._index.forget(worker)
+        else:
+            self._resync(worker)
 
     def _found_eagle(self, engine: Engine, block_size: int, evidence: Evidence) -> None:
         """All ranks run with the same configuration."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvsync.routing import breaker, policies
+from kvsync.routing import breaker, evidence, policies
 from tests.faults.client import until
 from tests.faults.engine import Engine, reset, status
 from tests.faults.serving import Serving, serving
@@ -78,6 +78,31 @@ async def test_credit_that_answers_contradict_is_taken_back_and_learnt_anew(tmp_
         assert row["audit"]["contradictions"] == 1
         await gateway.complete("tiny", PROMPT)
         assert await audited(gateway, "a", verdict="right") == 1
+
+
+async def test_credit_that_the_same_events_would_give_again_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter was replaced under its name: its old blocks are there, and serve nobody. Learning the same events
+    anew credits them again; the second time they are forgotten (I18)."""
+    monkeypatch.setattr(evidence, "PAUSE", 0.0)
+    async with Engine("a") as engine, serving(tmp_path, {**engine.entry, "adapters": ["x"]}) as gateway:
+        engine.store(PROMPT, lora_name="x", lora_id=1)
+        await gateway.credited("a", PROMPT, 320, model="x")
+        engine.cached = 0
+
+        async def contradicted(times: int) -> None:
+            async def look() -> bool:
+                await gateway.complete("x", PROMPT)
+                return bool((await gateway.workers())["a"]["audit"]["contradictions"] == times)
+
+            await until(look, f"contradiction {times}")
+
+        await contradicted(1)
+        await gateway.credited("a", PROMPT, 320, model="x")
+        await contradicted(2)
+        await gateway.credited("a", PROMPT, 0, model="x")
+        assert (await gateway.workers())["a"]["trust"] == "partial"
 
 
 async def test_blocks_evicted_between_choice_and_answer_are_no_contradiction(tmp_path: Path) -> None:

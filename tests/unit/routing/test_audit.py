@@ -12,7 +12,7 @@ import pytest
 from kvsync.discovery.model import Change, Engine
 from kvsync.index.match import Match, Observation
 from kvsync.index.reference import ReferenceIndex
-from kvsync.routing.audit import MOST_WAITING, SETTLED_AFTER, Audit
+from kvsync.routing.audit import AGAIN, MOST_WAITING, SETTLED_AFTER, Audit
 from kvsync.routing.decision import Candidate, Decision, Load
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
@@ -228,11 +228,21 @@ def test_three_contradictions_make_the_worker_re_announcing_and_have_it_followed
     assert place.metrics.registry.get_sample_value("kvsync_audit_contradictions_total", {"worker": "w"}) == 1
 
 
-def test_a_worker_is_followed_anew_once_a_minute_at_most() -> None:
+def test_once_a_minute_at_most_and_forgotten_where_learning_anew_did_not_help() -> None:
+    """Of an adapter that was replaced under its name the same events say the same again (I18)."""
     place = Place()
     for _ in range(200):
         place.answer(64, 0)
-    assert place.resynced == ["w"] * 4
+    marked = ("reannouncing", "w")
+    assert place.resynced == ["w"]
+    assert place.index.told == [marked, *[marked, ("forget", "w")] * 3]
+    described = place.audit.describe("w")
+    assert described is not None
+    assert described["contradictions"] == 4
+    place.clock.now += AGAIN
+    for _ in range(3):
+        place.answer(64, 0)
+    assert place.resynced == ["w", "w"], "after a good while it is worth a try again"
 
 
 def test_an_engine_that_drops_the_last_block_is_found_out_and_proposed(caplog: pytest.LogCaptureFixture) -> None:
