@@ -23,7 +23,7 @@ from tests.faults.process import running
 from tests.faults.simulated import SimulatedEngine
 from tests.faults.words import tokens
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.faults]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMES: Final = ("a", "b", "c")
 HELD: Final = 96
@@ -156,8 +156,8 @@ async def test_engines_killed_and_started_again_under_load(
             for name in ("a", "b"):
                 engines[name].kill()
                 await load.more(60)
-                await engines[name].start()
-                await load.more(5, *NAMES)
+            await asyncio.gather(*(engines[name].start() for name in ("a", "b")))
+            await load.more(5, *NAMES)
         assert load.failed == []
         # Only what was under way at the moment of a kill may have been cut: six clients, two kills.
         assert load.cut <= 12
@@ -228,6 +228,7 @@ async def test_a_gateway_killed_under_load_knows_everything_again(
         assert await over(second) == before
 
 
+@pytest.mark.faults
 async def test_the_other_gateway_sends_known_prefixes_to_the_same_engines(
     engines: Mapping[str, SimulatedEngine], tmp_path: Path
 ) -> None:
