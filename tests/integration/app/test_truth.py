@@ -91,17 +91,17 @@ async def test_credit_that_the_same_events_would_give_again_is_forgotten(
         await gateway.credited("a", PROMPT, 320, model="x")
         engine.cached = 0
 
-        async def contradicted(times: int) -> None:
-            async def look() -> bool:
-                await gateway.complete("x", PROMPT)
-                return bool((await gateway.workers())["a"]["audit"]["contradictions"] == times)
+        for times, done in ((1, "relearned"), (2, "forgotten")):
+            for _ in range(3):
+                _, decision = await gateway.complete("x", PROMPT)
+                assert decision.credited == 320
 
-            await until(look, f"contradiction {times}")
+            async def followed(times: int = times, done: str = done) -> bool:
+                row = (await gateway.workers())["a"]
+                return bool(row["audit"]["contradictions"] == times and row["index"]["counts"].get(done, 0))
 
-        await contradicted(1)
-        await gateway.credited("a", PROMPT, 320, model="x")
-        await contradicted(2)
-        await gateway.credited("a", PROMPT, 0, model="x")
+            await until(followed, f"contradiction {times}, {done}")
+            await gateway.credited("a", PROMPT, 320 if times == 1 else 0, model="x")
         assert (await gateway.workers())["a"]["trust"] == "partial"
 
 
