@@ -342,7 +342,7 @@ class Both:
 @pytest.mark.parametrize("kind", losses.KINDS)
 def test_lives_with_losses_and_answers(kind: str) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(40):
         life = losses.LossyLife(cast(Index, Both(12 if seed % 2 else None)), losses.KINDS[kind], seed)
         for _ in range(60):
             life.step()
