@@ -45,7 +45,8 @@ class Index(Protocol):
     """The global prefix index.
 
     Not thread-safe by itself beyond this: one writer may call the mutating methods while other threads call ``match``;
-    a match sees each worker's batch wholly or not at all. Mutating calls for an unregistered worker are ignored.
+    a match sees each worker's batch wholly or not at all. ``remove_worker`` may come from any thread at any time, and
+    waits for at most the one batch that is being applied. Mutating calls for an unregistered worker are ignored.
     """
 
     def __init__(self, max_blocks: int | None = None) -> None:
