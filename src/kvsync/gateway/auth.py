@@ -69,6 +69,7 @@ class Tenants:
         gateway = settings.gateway
         self._salts = gateway.salt_secret is not None or gateway.salt_secret_file is not None
         self._default = gateway.cache_salt
+        self._anybody = Tenant("", gateway.cache_salt)
         self._live = _live(settings, self._default)
 
     @property
@@ -102,7 +103,7 @@ class Tenants:
         """
         keys = self._live.value
         if keys is None:
-            return Tenant("", self._default)
+            return self._anybody
         given = [value for lower, _, value in fields if lower == b"authorization"]
         found = _BEARER.match(given[0].strip(b" \t")) if len(given) == 1 else None
         if found is None:

@@ -32,7 +32,7 @@ from kvsync.gateway.relay import Relay
 from kvsync.gateway.salts import Salts
 from kvsync.gateway.transfers import refuse_transfers
 from kvsync.gateway.turns import Turns
-from kvsync.gateway.upstream import ConnectFailed, UpstreamConnection, Upstreams
+from kvsync.gateway.upstream import JOIN_BELOW, ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.routing.decision import Decision, Query
 from kvsync.routing.errors import RoutingError
 from kvsync.tokenize.types import TokenizedRequest
@@ -270,7 +270,7 @@ class Exchange:
         self._deadline = now + self._rooms.settings.first_byte_timeout
         self._taken_at = now
         connection.send(head, request.body, self)
-        self._unsent = connection.unsent
+        self._unsent = connection.unsent if len(request.body) > JOIN_BELOW else 0  # the kernel takes less
         if self._client.paused:
             self.pause()
 

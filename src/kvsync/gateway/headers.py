@@ -36,7 +36,28 @@ CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _ANSWER_DROPPED = _HOP_BY_HOP | _TARGETING | {b"content-length", b"request-id", b"routing-strategy", b"x-kvsync-match"}
 _ALONE = frozenset({b"close", b"keep-alive", b"upgrade"})
 """Values of ``Connection`` that name no field that would pass otherwise."""
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
+_WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
+_LONGEST = 64
+"""No name that means something is longer; such names are not remembered, for they come from clients."""
+_PASSES, _DROPPED, _CREDENTIAL, _WISH, _REQUEST_ID, _CONNECTION = range(6)
+
+
+@lru_cache(4096)
+def _kind(lower: bytes) -> int:
+    """What becomes of a request's field of this name."""
+    # To some servers (those on CGI's variables) an underscore is a dash, but here it is no way to say anything.
+    dashed = lower.replace(b"_", b"-")
+    if dashed in CREDENTIALS:
+        return _CREDENTIAL
+    if dashed != lower:
+        return _DROPPED if dashed in _REQUEST_DROPPED else _PASSES
+    if lower == b"request-id":
+        return _REQUEST_ID
+    if lower == b"connection":
+        return _CONNECTION
+    if lower in _REQUEST_DROPPED:
+        return _DROPPED
+    return _WISH if lower in (b"routing-strategy", b"external-filter") else _PASSES
 
 
 class Wishes:
@@ -58,30 +79,25 @@ class Wishes:
 
     def __init__(self, fields: list[Field], *, credentials_pass: bool = True) -> None:
         self.policy = self.label_filter = None
-        dropped = _REQUEST_DROPPED if credentials_pass else _REQUEST_DROPPED | CREDENTIALS
         request_ids: list[bytes] = []
         passing: list[Field] = []
         named: set[bytes] = set()
         for field in fields:
-            lower = field[0]
-            if b"_" in lower:
-                # To some servers (those on CGI's variables) an underscore is a dash.
-                if lower.replace(b"_", b"-") not in dropped:
-                    passing.append(field)
-                continue
-            if lower in dropped:
-                if lower == b"request-id":
-                    request_ids.append(field[2].strip())
-                elif lower == b"connection":
-                    named |= _named(field[2])
-                continue
-            if lower == b"routing-strategy":
-                self.policy = self.policy or _text(field[2])
-            elif lower == b"external-filter":
-                self.label_filter = self.label_filter or _text(field[2])
-            passing.append(field)
+            kind = _kind(field[0]) if len(field[0]) <= _LONGEST else _PASSES
+            if kind == _PASSES or (kind == _CREDENTIAL and credentials_pass):
+                passing.append(field)
+            elif kind == _WISH:
+                passing.append(field)
+                if field[0] == b"routing-strategy":
+                    self.policy = self.policy or _text(field[2])
+                else:
+                    self.label_filter = self.label_filter or _text(field[2])
+            elif kind == _REQUEST_ID:
+                request_ids.append(field[2].strip())
+            elif kind == _CONNECTION:
+                named |= _named(field[2])
         self.forwarded = [b"%b: %b\r\n" % (name, value) for lower, name, value in passing if lower not in named]
-        if len(request_ids) == 1 and _REQUEST_ID.match(request_ids[0]):
+        if len(request_ids) == 1 and _WELL_FORMED.match(request_ids[0]):
             self.request_id = request_ids[0]
             self.forwarded.append(b"request-id: %b\r\n" % self.request_id)
         else:
@@ -95,14 +111,13 @@ class Wishes:
 def answer_fields(fields: list[Field]) -> list[bytes]:
     """An engine's fields that pass to the client, each as ``name: value CRLF``; framing is left to the connection."""
     named: set[bytes] = set()
-    for lower, _, value in fields:
-        if lower == b"connection":
-            named |= _named(value)
-    return [
-        b"%b: %b\r\n" % (name, value)
-        for lower, name, value in fields
-        if lower not in _ANSWER_DROPPED and lower not in named
-    ]
+    passing = []
+    for field in fields:
+        if field[0] not in _ANSWER_DROPPED:
+            passing.append(field)
+        elif field[0] == b"connection":
+            named |= _named(field[2])
+    return [b"%b: %b\r\n" % (name, value) for lower, name, value in passing if lower not in named]
 
 
 @lru_cache(4096)

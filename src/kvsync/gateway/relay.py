@@ -45,19 +45,23 @@ class Relay:
         """The head; ``own`` are the gateway's fields. The rest is as :meth:`kvsync.gateway.upstream.Listener.on_head`
         has it."""
         self.status = status
-        stream = status == 200 and is_event_stream(fields)
-        # A killed engine's connections are closed by its kernel, in good order: only the stream itself can tell.
-        self._must_say_done = until_close and stream and path in STREAMS
-        if not stream:
-            self._chunk = None
-        elif self._chunk is not None:
-            length = None  # it will be shorter
+        if until_close or self._chunk is not None:
+            stream = status == 200 and is_event_stream(fields)
+            # A killed engine's connections are closed by its kernel, in good order: only the stream itself can tell.
+            self._must_say_done = until_close and stream and path in STREAMS
+            if not stream:
+                self._chunk = None
+            elif self._chunk is not None:
+                length = None  # it will be shorter
         self._client.start(status, phrase, [*answer_fields(fields), own], length, until_close=until_close)
 
     def body(self, piece: bytes) -> None:
         self.begun = True
         self._usage.add(piece)
-        self._pass_on(piece if self._chunk is None else self._chunk.feed(piece))
+        if self._chunk is None:
+            self._client.body(piece)
+        elif passing := self._chunk.feed(piece):  # an empty piece would end the answer
+            self._client.body(passing)
 
     def whole(self) -> bool:
         """Whether what came up to the engine's last byte was all of it."""
@@ -78,12 +82,8 @@ class Relay:
         return self._usage.find() if self.status == 200 else None
 
     def _pass_rest(self) -> None:
-        if self._chunk is not None:
-            self._pass_on(self._chunk.rest())
-
-    def _pass_on(self, piece: bytes) -> None:
-        if piece:  # an empty chunk would end the answer
-            self._client.body(piece)
+        if self._chunk is not None and (rest := self._chunk.rest()):
+            self._client.body(rest)
 
 
 __all__ = ["Relay"]

@@ -222,7 +222,8 @@ class UpstreamConnection(asyncio.Protocol):
         keep = self._keep and not self._surplus and not self._transport.get_write_buffer_size()
         if keep and self.usable:
             self.reused = True
-            self.resume()  # what came in the same moment as a pause was the end
+            if self._paused:
+                self.resume()  # what came in the same moment as a pause was the end
             self._pool.keep(self)
         else:
             self._transport.abort()  # an engine that answered early may never read the rest of the request
