@@ -249,9 +249,11 @@ class _Round:
     probe: bool = False
     anew: bool = False
     """A probe from number 0, although more is applied already: does the buffer reach back?"""
-    doubt: int | None = None
+    doubt: tuple[int, bytes] | None = None
     hinted: bool = False
     """What a probe looks into: see the stream's ``_doubt`` and ``_hinted``."""
+    mark: bytes | None = None
+    """The stamp of ``asked``, where it is known: it may be remembered no more when the answer comes."""
     started_at: float | None = None
     heard_at: float = 0.0
     published: int = -1
@@ -348,8 +350,8 @@ class Stream:
         self._probed_at = 0.0
         self._settled = False
         """The publisher is known to have taken up this connection's subscription, or was asked once more."""
-        self._doubt: int | None = None
-        """A number behind which another process may have taken over: the next probe begins there."""
+        self._doubt: tuple[int, bytes] | None = None
+        """A number, and its stamp, behind which another process may have taken over: the next probe begins there."""
         self._hinted = False
         """Another process may have taken over at some time: the next probe begins as early as can be compared."""
         self._reaches_back = True
@@ -458,7 +460,9 @@ class Stream:
             return []
         self.counts.replayed += 1
         mark = stamp(payload)
-        known = self._known(seq, mark)
+        known = current.mark if seq == current.asked else None
+        if known is None:
+            known = self._known(seq, mark)
         if known is not None and known != mark:
             self._restart(mixed=self.last is not None and seq != self.last)
             return self._flush()
@@ -527,6 +531,7 @@ class Stream:
         """Somebody doubts what was applied: forget it, and follow the epoch anew from its number 0."""
         self.counts.resyncs += 1
         if self.state is not State.CONNECTING:  # else nothing was applied
+            self._close_round()
             self._forget()
             if self._replays:
                 self._drop_applied()
@@ -618,9 +623,7 @@ class Stream:
     def _drop_applied(self) -> None:
         """What was applied no longer counts; its last number still tells the process."""
         if self.last is not None:
-            mark = self._remembered(self.last)
-            assert mark is not None
-            self._anchor = (self.last, mark)
+            self._anchor = self.last, self._stamp_of_last()
         self.last = self._next = None
 
     def _pick_up_anywhere(self) -> None:
@@ -696,8 +699,8 @@ class Stream:
             elif self._hinted:
                 while self._remembered(current.asked - 1) is not None:
                     current.asked -= 1
-            elif self._doubt is not None and self._remembered(self._doubt) is not None:
-                current.asked = self._doubt
+            elif self._doubt is not None:
+                current.asked, current.mark = self._doubt
         self._settled = True
         self._spent = 0.0
         self._doubt = None
@@ -710,15 +713,20 @@ class Stream:
             self._probe()
 
     def _ask(self, current: _Round) -> None:
+        if current.mark is None:
+            current.mark = self._remembered(current.asked)
         self._round = current
         self._rounds += 1
         self.counts.replays += 1
         self._out.append(AskReplay(current.asked))
 
-    def _close_round(self) -> None:
-        if self._round is not None:
-            self._round = None
+    def _close_round(self, *, answered: bool = False) -> None:
+        current, self._round = self._round, None
+        if current is not None:
             self._out.append(StopReplay())
+            if current.probe and not answered:  # so another one has to settle what it was asked for
+                self._doubt = self._doubt if current.doubt is None else current.doubt
+                self._hinted |= current.hinted
 
     def _begin_round_at(self, current: _Round, seq: int) -> None:
         """The first number of a round shows what the engine still has."""
@@ -761,7 +769,7 @@ class Stream:
         self._next = seq
 
     def _end_round(self, current: _Round, now: float, *, proper: bool) -> None:
-        self._close_round()
+        self._close_round(answered=proper)
         self._probed_at = now
         assert current.started_at is not None
         self._spent += now - current.started_at
@@ -815,9 +823,6 @@ class Stream:
             self._begin_repair()
         elif proper:
             self._look()
-        else:  # so the next probe has to answer it
-            self._doubt = current.doubt if current.doubt is not None else self._doubt
-            self._hinted |= current.hinted
 
     def _catch_up(self) -> None:
         if self._next is not None:
@@ -858,8 +863,8 @@ class Stream:
             if self._disorders < MAX_DISORDERS and _time(mark) < self._at:
                 self._distrust(seq, payload)
             else:
-                if self._doubt is None and _time(mark) - self._at >= RESTART_TIME:
-                    self._doubt = self.last
+                if self._doubt is None and self.last is not None and _time(mark) - self._at >= RESTART_TIME:
+                    self._doubt = self.last, self._stamp_of_last()
                 self._apply(seq, payload)
                 self._drain()
         else:
@@ -938,6 +943,11 @@ class Stream:
         self._marks = [m if m is not None and m[0] <= self.last else None for m in self._marks]
         self._anchor = None
         return None
+
+    def _stamp_of_last(self) -> bytes:
+        mark = None if self.last is None else self._remembered(self.last)
+        assert mark is not None
+        return mark
 
     def _remembered(self, seq: int) -> bytes | None:
         mark = self._marks[seq % REMEMBERED]

@@ -36,6 +36,8 @@ BLOCKS: Final = 6
 """Blocks are prompts of one block each, named by number."""
 UNDROPPED: Final = 3
 """Replies that a fresh queue always takes: ZMQ's 1,000, to scale. Whoever uses the model sets the stream's to it."""
+REMEMBERED: Final = 4
+"""Stamps remembered, to scale likewise."""
 REPLAY_TIMEOUT: Final = 1.0
 Trust = Literal["exact", "partial", "none"]
 
@@ -185,9 +187,6 @@ class Process:
                 self.held.clear()
                 events.append(cleared())
         return tuple(events)
-
-
-DEEDS: Final = 2 * BLOCKS + 1
 
 
 class World:
@@ -400,8 +399,8 @@ class World:
         if self.stretch:
             before = self.stretch[-1]
             if told.process != before.process:
-                assert life.unseen, "two epochs met"
-                assert told.process > before.process, "an epoch that had ended came back"
+                assert self.process.unseen, "two epochs met"
+                assert told.process > before.process or not self.stream.current, "an epoch that had ended came back"
                 assert told.seq == before.seq + 1, "two epochs met where numbers show it"
                 return
             assert told.seq > before.seq, "not in order, or twice"
