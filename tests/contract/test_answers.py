@@ -74,6 +74,20 @@ def test_any_removal_that_names_a_credited_block_counts(fed: Fed, gone: tuple[An
     assert tell(index, range(9), 8, before) == "evicted"
 
 
+def test_the_block_that_an_eagle_drops_from_its_hit_counts_as_credited(fed: Fed) -> None:
+    """Without it the hit is one block shorter."""
+    index = fed(stored([1, 2, 3, 4], range(16)), spec_decode="eagle")
+    before, nothing = look(index, range(13)), look(index, range(5))
+    assert (before.credit, nothing.credit) == (8, 0)
+    index.apply(W, batch(removed([4])))
+    assert tell(index, range(13), 8, before) == "steady"
+    index.apply(W, batch(removed([3])))
+    assert credit(index, range(13)) == 4
+    assert tell(index, range(13), 4, before) == "evicted"
+    index.apply(W, batch(removed([1])))
+    assert tell(index, range(5), 0, nothing) == "steady"
+
+
 @pytest.mark.parametrize("loss", ["forget", "new_epoch", "relearn", "add_worker", "clear", "garbage"])
 def test_a_loss_of_everything_counts_whatever_the_credit(fed: Fed, loss: str) -> None:
     index = fed(stored([1], range(4)))

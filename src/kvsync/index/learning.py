@@ -61,6 +61,8 @@ def _is_steady(worker: Worker, answer: Answer, position: int, leaned: bool) -> b
     if not positions.known_since(position) or (leaned and positions.keyless_at > position):
         return False
     credited = min(answer.credit, prompt.tokens) // prompt.size
+    if credited and worker.facts.eagle:
+        credited = min(credited + 1, prompt.limit)  # the hit was found by the block that was dropped from it, too
     return not any(positions.removed_since(prompt.chain[i], position) for i in range(credited))
 
 

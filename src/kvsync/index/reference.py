@@ -56,8 +56,9 @@ Positions
     forgetting, new epoch, learning anew, and room made by the cap; and, for their order, parked stores and recorded
     runs. A match says where that stood (``as_of`` = 2 × position, + 1 where the credit leant on an observed run), and
     :meth:`observe` judges by it. *Evicted* when since then all was lost, or a removal named the key of one of the
-    credited blocks, or more removals came than ``REMOVALS``, or, where the credit leant on a run, a *keyless* block was
-    removed: one that is not known or has no key, so that it may be any (or is guessed). Else *steady*.
+    credited blocks (with EAGLE also of the next: the hit was found by it), or more removals came than ``REMOVALS``, or,
+    where the credit leant on a run, a *keyless* block was removed: one that is not known, has no key, or a guessed one,
+    so that it may be any. Else *steady*.
 
 Answers
     An engine said that it had n blocks of a prompt when it began. *Plain* is a worker whose groups are all of full
