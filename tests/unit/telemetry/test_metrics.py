@@ -140,6 +140,8 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("request_seconds_sum", {"path": "/v1/completions"}, 0.5),
     ("first_byte_seconds_sum", {"path": "/v1/completions"}, 0.1),
     ("retries_total", {"reason": "connect_refused"}, 1),
+    ("retries_refused_total", {"reason": "retry_budget"}, 1),
+    ("retries_refused_total", {"reason": "retry_budget"}, 1),
     ("client_connections_total", {"event": "opened"}, 1),
     ("model_requests_total", {"model": "m", "status": "500"}, 1),
     ("decisions_total", {"model": "m", "policy": "prefix-cache", "mode": "exact"}, 1),
