@@ -215,9 +215,13 @@ class App:
             settings,
             timer=self.metrics,
             on_hits=self.audit.on_hits,
-            introduced=self.router.introduced,
+            introduced=self._introduced,
             access=self._access,
         )
+
+    def _introduced(self, worker: str) -> None:
+        self.router.introduced(worker)
+        self.audit.introduced(worker)
 
     def _decision(self, request_id: str) -> Mapping[str, object] | None:
         decision = self.router.get(request_id)

@@ -123,6 +123,16 @@ class Audit:
             else:
                 self._workers.setdefault(worker, _Worker())
 
+    def introduced(self, worker: str) -> None:
+        """The index has the worker anew, and no batch of it yet: tell it what answers showed before. Any thread may."""
+        known = self._workers.get(worker)
+        if known is None:
+            return
+        if known.contradictions:
+            self._index.mark_reannouncing(worker)
+        if known.proposal is not None:
+            self._index.drops_last_block(worker)
+
     def describe(self, worker: str) -> Mapping[str, object] | None:
         """What is known of a worker's answers, for people; ``None`` for a worker that is not there."""
         known = self._workers.get(worker)
@@ -238,7 +248,8 @@ class Audit:
         engine, worker = decision.chosen.engine, decision.chosen.worker
         size = self._block_size(worker, decision.model) if figures.cached < figures.credit else 0
         if known.proposal is not None:
-            # Found out already: a block short is now one too many again, unless it was registered anew since.
+            # Found out already: a block short is now one too many again, unless it was registered anew since (facts of
+            # it were learnt later).
             if size and figures.short_by(size):
                 self._index.drops_last_block(worker)
             size = 0

@@ -277,6 +277,25 @@ def test_once_found_out_a_block_short_is_one_too_many_again() -> None:
     assert place.resynced == ["w"]
 
 
+def test_an_index_that_has_a_worker_anew_is_told_what_answers_showed() -> None:
+    """As after KV sync was off for a while."""
+    place = Place()
+    place.audit.introduced("w")
+    place.audit.introduced("nobody")
+    assert place.index.told == []
+    for _ in range(3):
+        place.answer(64, 0)
+    place.index.told.clear()
+    place.audit.introduced("w")
+    assert place.index.told == [("reannouncing", "w")]
+    eagle = Place()
+    for _ in range(20):
+        eagle.answer(64, 48)
+    eagle.index.told.clear()
+    eagle.audit.introduced("w")
+    assert eagle.index.told == [("drops_last_block", "w")]
+
+
 def test_one_block_short_now_and_then_is_a_contradiction() -> None:
     place = Place()
     for cached in (64, 48, 48, 48):
