@@ -31,11 +31,13 @@ MOST_PARKED: Final = 4_096
 SUFFIXES_PER_BATCH: Final = 128
 SLOTS: Final = 8
 """Workers that live at the same time."""
+WARM_UP: Final = 12
+"""Generations of them before the first look."""
 CONFIG: Final[Mapping[str, Any]] = {
     "events": {"enabled": True},
     "tokenizer": {"remote": {"enabled": True, "endpoint": "engines"}},
     # What is remembered of choices is bounded: by time, of which a look at memory waits for the end, and by number.
-    "routing": {"expected_lifetime": 0.5, "decisions": 100},
+    "routing": {"expected_lifetime": 0.5, "observed_lifetime": 0.5, "decisions": 100},
 }
 
 
@@ -298,7 +300,7 @@ async def lifetimes(gateway: Watched, config: Mapping[str, Any], count: int, rou
     async with part("lifetimes", work) as found, AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Engine(f"slot-{n}", buffer_steps=100)) for n in range(SLOTS)]
         marks = {0, *(generations * n // rounds for n in range(1, rounds + 1))}
-        for generation in range(-1, generations + 1):
+        for generation in range(-WARM_UP, generations + 1):
             await _generation(gateway, config, engines, generation, found)
             if generation in marks:
                 await asyncio.sleep(0.6)
@@ -311,6 +313,7 @@ async def _generation(
     gateway: Watched, config: Mapping[str, Any], engines: Sequence[Engine], generation: int, found: Part
 ) -> None:
     prompts = {}
+    generation += WARM_UP
     adapter = f"adapter-{generation}"
     for slot, engine in enumerate(engines):
         if generation % 2:
@@ -318,7 +321,7 @@ async def _generation(
         else:
             engine.clear()
         engine.name = f"slot-{slot}-{generation}"
-        prompts[engine.name] = [generation + 1, slot, *range(158)]
+        prompts[engine.name] = [generation, slot, *range(158)]
         engine.store(prompts[engine.name])
     entries = [{**engine.entry, "adapters": [adapter]} for engine in engines]
     write(gateway.gateway.process.file, {**config, **models(entries)})
