@@ -300,7 +300,7 @@ async def lifetimes(gateway: Watched, config: Mapping[str, Any], count: int, rou
     async with part("lifetimes", work) as found, AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Engine(f"slot-{n}", buffer_steps=100)) for n in range(SLOTS)]
         marks = {0, *(generations * n // rounds for n in range(1, rounds + 1))}
-        for generation in range(-WARM_UP, generations + 1):
+        for generation in range(-min(WARM_UP, generations), generations + 1):
             await _generation(gateway, config, engines, generation, found)
             if generation in marks:
                 await asyncio.sleep(0.6)
