@@ -30,7 +30,7 @@ test-vllm: .make/dev
 	nice $(BIN)/pytest -s tests/e2e/vllm/scenarios.py $(TEST_ARGS)
 
 fuzz: .make/dev
-	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz $(TEST_ARGS)
+	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz tests/unit/events/test_stream_model.py $(TEST_ARGS)
 
 soak: .make/dev
 	nice $(BIN)/python -m tests.soak
