@@ -39,3 +39,31 @@ def test_output_that_cannot_be_written_is_an_error_and_no_traceback(command: str
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "Error: the output can't be written: No space left on device"
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "now"), [(64, 400, 200, 200), (64, 150, 200, 150), (300, 400, 200, 300)]
+)
+def test_as_many_files_may_be_open_as_clients_need_or_the_system_lets(
+    soft: int, hard: int, wanted: int, now: int
+) -> None:
+    script = f"""
+import resource
+from kvsync.cli.process import allow_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+print(allow_files({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [str(now), str(now), str(hard)]
+
+
+def test_what_is_there_at_the_start_is_looked_at_no_more_by_the_collector() -> None:
+    script = """
+import gc
+from kvsync.cli.process import settle_collector
+settle_collector()
+assert gc.get_freeze_count() > 1000
+assert gc.isenabled()
+assert gc.get_threshold()[0] > 700
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
