@@ -1,7 +1,8 @@
 """``python -m tests.soak [part …]``: run the soak, print its figures as JSON and as a table, fail where they grow.
 
-``SOAK_SCALE`` (1) shortens it: counts shrink with it, pauses with its square root. Parts that measure memory under CPU
-load run one after the other; the long streams, which mostly wait, run beside them in a gateway of their own.
+``SOAK_SCALE`` (1) shortens it: counts shrink with it, pauses with its square root. Parts that keep the CPU busy run one
+after the other (unless they are very short); the long streams, which mostly wait, run beside them. Each part has a
+gateway of its own.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ async def _apart(name: str, folder: Path) -> list[dict[str, Any]]:
     return documents
 
 
-async def _all(folder: Path) -> list[dict[str, Any]]:
-    async def one_after_the_other() -> list[dict[str, Any]]:
-        return [document for name in ("freeze", "churn") for document in await _apart(name, folder / name)]
+async def _all(folder: Path, at_once: int) -> list[dict[str, Any]]:
+    """Run every part, the streams beside the others, of which so many run at once."""
+    turns = asyncio.Semaphore(at_once)
 
-    beside, others = await asyncio.gather(_apart("streams", folder / "streams"), one_after_the_other())
-    return beside + others
+    async def in_turn(name: str) -> list[dict[str, Any]]:
+        async with turns:
+            return await _apart(name, folder / name)
+
+    found = await asyncio.gather(_apart("streams", folder / "streams"), in_turn("freeze"), in_turn("churn"))
+    return [document for documents in found for document in documents]
 
 
 def main() -> int:
@@ -55,7 +60,7 @@ def main() -> int:
         print(json.dumps([part.document() for part in parts]))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        documents = asyncio.run(_all(Path(folder)))
+        documents = asyncio.run(_all(Path(folder), at_once=1 if scale >= 0.1 else 2))
     print(json.dumps({"scale": scale, "parts": documents}, indent=1))
     print()
     for document in documents:
