@@ -17,7 +17,6 @@ import asyncio
 import logging
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,8 @@ from kvsync.config.yamlfile import MAX_BYTES
 from kvsync.discovery.model import Change, Engine
 
 _log = logging.getLogger(__name__)
+_NAMES = 10_000
+"""Whose lives are remembered after they are gone."""
 
 
 def engines(settings: Settings) -> tuple[Engine, ...]:
@@ -58,7 +59,9 @@ class StaticFleet:
 
     def __init__(self) -> None:
         self._now: dict[str, Engine] = {}
-        self._lives: Counter[str] = Counter()
+        self._lives: dict[str, int] = {}
+        """Of each name, those begun last at the end. Names that are not listed are remembered up to a bound: one that
+        comes back after ten thousand others begins anew, when nothing of its earlier lives is left anywhere."""
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -86,12 +89,15 @@ class StaticFleet:
             if new is None or new.uid != old.uid:
                 gone.append(Change("gone", old))
         self._now = after
+        if (excess := len(self._lives) - _NAMES) > 0:
+            for name in [name for name in self._lives if name not in after][:excess]:
+                del self._lives[name]
         return gone + changed + added
 
     def _new_uid(self, name: str) -> str:
         """No name holds a ``#``, so the uid of a later life never meets another engine's name."""
-        self._lives[name] += 1
-        life = self._lives[name]
+        life = self._lives.pop(name, 0) + 1
+        self._lives[name] = life
         return name if life == 1 else f"{name}#life{life}"
 
 

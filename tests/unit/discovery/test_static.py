@@ -296,3 +296,20 @@ async def test_without_a_file_nothing_is_looked_at() -> None:
     source.start()
     await source.check()
     assert changes == []
+
+
+def test_names_that_come_and_go_for_ever_are_forgotten_those_that_are_listed_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(L2) Of a fleet whose engines never have the same name twice, a bounded number of names stays."""
+    monkeypatch.setattr("kvsync.discovery.static._NAMES", 10)
+    fleet = StaticFleet()
+    for turn in range(100):
+        fleet.update([A, replace(A, uid=f"e{turn}", name=f"e{turn}", url=f"http://h:{turn + 2}")])
+    assert len(fleet._lives) <= 10
+    # Listed all the time: another process at another address is another life of it.
+    assert steps(fleet.update([replace(A, url="http://h:500")])) == [
+        ("gone", "a"),
+        ("gone", "e99"),
+        ("added", "a#life2"),
+    ]
