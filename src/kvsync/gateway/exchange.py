@@ -39,6 +39,9 @@ from kvsync.tokenize.types import TokenizedRequest
 
 _log = logging.getLogger(__name__)
 
+STALE_WITHIN = 1.0
+"""Seconds from a request's sending in which a reset says that an idle connection was closed in the same moment. Later,
+the engine may have worked on the request: it may have died of it."""
 _BUDGETED: frozenset[Outcome] = frozenset({"reset", "send_timeout"})
 """An engine has had the request, or a part of it. Where none could be connected to, trying the next one multiplies no
 work, however many requests do it; ``retries`` bounds that."""
@@ -322,7 +325,7 @@ class Exchange:
         connection, self._connection = self._connection, None
         if self._answer.status:
             self._cut(outcome)
-        elif outcome == "reset" and connection is not None and connection.reused:
+        elif outcome == "reset" and connection is not None and connection.reused and self._just_sent():
             # The engine closed its idle connection just as the request went out: the same engine, once more. It never
             # read the request, so this is no load on a fleet in trouble and takes nothing of the retries.
             self._rooms.telemetry.retried("reset")
@@ -332,6 +335,9 @@ class Exchange:
             self._elsewhere(outcome)
         else:
             self._fail(outcome, errors.engine_unreachable(outcome))
+
+    def _just_sent(self) -> bool:
+        return self._rooms.loop.time() - self._taken_at <= STALE_WITHIN
 
     # ---- ends
 

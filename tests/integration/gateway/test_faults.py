@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvsync.gateway import exchange
 from tests.integration.gateway.harness import (
     BODY,
     GOOD,
@@ -208,6 +209,31 @@ async def test_a_reset_on_a_used_connection_is_retried_at_the_same_engine() -> N
         assert ends(home) == [("engine-0", ["ok"]), ("engine-0", ["ok"])]
         assert len(home.routing.queries) == 2  # not chosen again
         assert home.engine.connections == 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_engine_that_dies_of_a_request_is_not_asked_again(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is another one more than once; a connection that was used before makes no difference."""
+    monkeypatch.setattr(exchange, "STALE_WITHIN", 0.02)
+
+    async def dies(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(reply(b"first"))
+        engine.requests.append(await talk.request() or pytest.fail("no request"))
+        await asyncio.sleep(0.1)
+        talk.reset()
+
+    async with house(dies, dies, dies, retry_fresh_reset=again, retries=5) as home:
+        client = await home.client()
+        for _ in range(3):  # each engine has a connection that was used
+            assert (await client.ask()).body == b"first"
+            home.routing.engines.append(home.routing.engines.pop(0))
+        answer = await client.ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (reset)")
+        assert [len(engine.requests) for engine in home.engines] == [1, int(again), 0]
+        assert ends(home)[3:] == [("engine-0", ["reset"]), ("engine-1", ["reset"])][: 1 + again]
 
 
 async def test_idle_connections_are_dropped_in_time() -> None:
