@@ -654,10 +654,8 @@ class Stream:
         self._disorders += 1
         self.counts.disorders += 1
         if self._replays:
+            self.counts.discarded += 1  # the replay brings it
             self._verified = False
-            assert self._next is not None
-            if seq >= self._next:
-                self._hold(seq, payload)
             if self.state is State.LIVE:
                 self._go(Cause.DOUBT)
             self._begin_repair()

@@ -174,15 +174,17 @@ class Process:
         return list(self.published.values())[-self.buffer_steps :]
 
     def does(self, deeds: Iterable[int]) -> tuple[Event, ...]:
-        """Carry out what numbers stand for: store a block, evict a block, clear. What can't be done is left out."""
+        """Carry out what numbers stand for: store a block, evict one, clear. What can't be done is left out."""
         events = []
         for deed in deeds:
+            held = sorted(+self.held)
             if deed < BLOCKS and self.held[deed] < 2:
                 self.held[deed] += 1
                 events.append(store(deed))
-            elif BLOCKS <= deed < 2 * BLOCKS and self.held[deed - BLOCKS]:
-                self.held[deed - BLOCKS] -= 1
-                events.append(evict(deed - BLOCKS))
+            elif BLOCKS <= deed < 2 * BLOCKS and held:
+                block = held[deed % len(held)]
+                self.held[block] -= 1
+                events.append(evict(block))
             elif deed == 2 * BLOCKS:
                 self.held.clear()
                 events.append(cleared())

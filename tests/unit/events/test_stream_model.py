@@ -14,7 +14,7 @@ from kvsync.events import stream
 from tests.unit.events.engine_model import BLOCKS, REMEMBERED, UNDROPPED, IndexSink, SetSink, Sink, World
 
 STORES, EVICTIONS, CLEAR = st.integers(0, BLOCKS - 1), st.integers(BLOCKS, 2 * BLOCKS - 1), st.just(2 * BLOCKS)
-DEEDS = st.lists(st.one_of(STORES, STORES, EVICTIONS, EVICTIONS, CLEAR), min_size=1, max_size=3)
+DEEDS = st.lists(st.one_of(STORES, STORES, STORES, EVICTIONS, EVICTIONS, CLEAR), min_size=1, max_size=3)
 STEPS = st.lists(st.tuples(DEEDS, st.sampled_from([False, False, False, True])), min_size=1, max_size=5)
 """What a process does in a few steps, and which of them get lost on the live side."""
 THEN = st.sampled_from(["nothing", "read", "read", "answer", "answer", "settle"])
@@ -37,7 +37,7 @@ class History(RuleBasedStateMachine):
         buffer_steps=st.sampled_from([1000, 1000, 1000, 3, 1]),
         can_replay=st.sampled_from([True, True, True, True, False]),
         limit=st.sampled_from([100_000, 100_000, 600]),
-        history=st.lists(DEEDS, max_size=8),
+        history=st.lists(DEEDS, max_size=12),
         then=THEN,
     )
     def begin(self, buffer_steps: int, can_replay: bool, limit: int, history: list[list[int]], then: str) -> None:
@@ -116,7 +116,7 @@ class History(RuleBasedStateMachine):
         self.world.disconnect()
 
     @rule(
-        drops=st.lists(st.booleans(), max_size=5),
+        drops=st.one_of(st.just([]), st.lists(st.booleans(), min_size=2, max_size=9)),
         answer=st.sampled_from([True, True, True, False]),
         cut=st.one_of(st.none(), st.none(), st.integers(0, 8)),
         read=st.sampled_from([0, 1, 3, 1000, 1000, 1000]),
