@@ -59,7 +59,7 @@ pub struct Facts {
 }
 
 /// A worker's state, for people and metrics.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The model that it serves.
     pub model: String,

@@ -103,9 +103,17 @@ impl Worker {
     /// The removals since the match; `None` when they may have taken a credited block.
     fn since(&self, asked: &mut Asked<'_, '_>, answer: &Answer) -> Option<Since> {
         let since = self.removals.since(AsOf::unpack(answer.as_of))?;
-        let credited = answer.credit.min(asked.tokens as u64) / u64::from(self.block_size());
-        let gone = since.any_named() && (0..credited as usize).any(|block| since.named(asked.chain.key(block)));
+        let gone =
+            since.any_named() && (0..self.credited(asked, answer)).any(|block| since.named(asked.chain.key(block)));
         (!gone).then_some(since)
+    }
+
+    /// Blocks that the credit rests on.
+    fn credited(&self, asked: &Asked<'_, '_>, answer: &Answer) -> usize {
+        let blocks = answer.credit.min(asked.tokens as u64) / u64::from(self.block_size());
+        // EAGLE and MTP drop the last block of a hit, but not without having found it
+        let credited = if self.facts.eagle && blocks > 0 { (blocks + 1).min(self.limit(asked)) } else { blocks };
+        credited as usize
     }
 
     /// A hit ends doubt: what was served was in the GPU's cache.
