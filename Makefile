@@ -2,8 +2,8 @@
 #   make demo        set up, then show the main job (no GPU, no cluster, no Redis)
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
-#   make fuzz       ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories;
-#                   then libFuzzer on the native core, FUZZ_SECONDS (300) for each target
+#   make fuzz        ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories;
+#                    then libFuzzer on the native core, FUZZ_SECONDS (300) for each target
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
 #   make lint        formatters, linters, type checkers
 #   make bench       benchmarks
@@ -16,7 +16,6 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV CONDA_PREFIX
 TEST_ARGS ?=
-FUZZ_SECONDS ?= 300
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, Stored, Tier};
-use kvsync_index::{Facts, Index, Prompt};
+use kvsync_index::{Facts, Index, Prompt, Worker};
 
 const BLOCKS: u64 = 64;
 const BATCHES: usize = 2_000;
@@ -94,4 +94,65 @@ fn workers_come_and_go_while_others_match() {
     });
     assert_eq!(index.lookup(&prompt).len(), 1);
     assert!(index.worker("goes").is_none());
+}
+
+/// A store of one chain of its own.
+fn chain(number: u64) -> Event<'static> {
+    let Event::Stored(mut stored) = store() else { unreachable!() };
+    stored.run.hashes = (0..BLOCKS).map(|at| EngineHash::Unsigned(number * BLOCKS + at)).collect();
+    stored.run.tokens = (0..BLOCKS as u32).map(|at| (number as u32 + 1) * 1000 + at).collect();
+    Event::Stored(stored)
+}
+
+#[test]
+fn the_bound_holds_while_others_match_and_workers_come_and_go() {
+    const MOST: u64 = 10 * BLOCKS;
+    let index = Index::with_max_blocks(MOST);
+    index.add_worker("stays", "m", Facts::default());
+    let tokens: Vec<u32> = (1000..1000 + BLOCKS as u32).chain([0]).collect();
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+    let done = AtomicBool::new(false);
+    let blocks = || index.describe().iter().map(|(_, state)| state.blocks).sum::<u64>();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert!(index.lookup(&prompt)[0].1.credit <= BLOCKS);
+            }
+        });
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                index.remove_worker("goes");
+                thread::yield_now();
+            }
+        });
+        for number in 0..500 {
+            index.add_worker("goes", "m", Facts::default());
+            for name in ["stays", "goes"] {
+                index.change_named(name, |worker| worker.apply(None, [chain(number)]));
+                assert!(blocks() <= MOST);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    index.remove_worker("stays");
+    index.remove_worker("goes");
+    assert_eq!(blocks(), 0);
+    // what was removed counts no more: there is room for as much again
+    index.add_worker("new", "m", Facts::default());
+    (0..10).for_each(|number| index.change_named("new", |worker| worker.apply(None, [chain(number)])));
+    assert_eq!(blocks(), MOST);
+}
+
+#[test]
+fn a_mark_is_not_lost_with_the_registration_that_got_it() {
+    let index = Index::new();
+    for _ in 0..200 {
+        index.add_worker("w", "m", Facts::default());
+        thread::scope(|scope| {
+            scope.spawn(|| index.change_named("w", Worker::mark_reannouncing));
+            index.add_worker("w", "m", Facts::default());
+        });
+        assert!(index.describe()[0].1.reannouncing);
+        index.remove_worker("w");
+    }
 }
