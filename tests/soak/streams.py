@@ -71,11 +71,15 @@ async def _engine(name: str, script: Script) -> AsyncIterator[FakeEngine]:
 
 
 class _Trickle:
-    """Engines' answers of so many pieces, one each period; a request for ``short`` gets all at once."""
+    """Engines' answers of so many pieces, one each period. A request for ``short`` gets all at once, but for the end,
+    which comes when ``together`` of them are open."""
 
     def __init__(self, pieces: int, period: float) -> None:
         self.pieces = pieces
         self.period = period
+        self.together = 0
+        self._open = 0
+        self._all_open = asyncio.Condition()
 
     @property
     def body(self) -> bytes:
@@ -88,7 +92,16 @@ class _Trickle:
                 await talk.send(chunk(b'data: {"choices":[{"index":0,"text":"%d"}]}\n\n' % n))
                 if b'"short"' not in request.body:
                     await asyncio.sleep(self.period)
+            if b'"short"' in request.body:
+                await self._others()
             await talk.send(chunk(_DONE), b"0\r\n\r\n")
+
+    async def _others(self) -> None:
+        async with self._all_open:
+            self._open += 1
+            turn = -(-self._open // self.together)
+            self._all_open.notify_all()
+            await self._all_open.wait_for(lambda: self._open >= turn * self.together)
 
 
 _DONE: Final = b"data: [DONE]\n\n"
@@ -111,6 +124,7 @@ async def _trickling(gateway: Watched, trickle: _Trickle, count: int, meanwhile:
         for policy in ("round-robin", "round-robin", "kv-aware"):
             body = {"model": "pauses", "prompt": "x"}
             await gateway.gateway.post("/v1/completions", body, {"routing-strategy": policy})
+        trickle.together = count
         for _ in range(2):
             await asyncio.gather(*(one("short", n / count) for n in range(count)))
         found.require(ends == {"whole": 2 * count}, f"short streams ended {dict(ends)}")
