@@ -1,8 +1,8 @@
 //! `kvsync_core`: the native index for Python. It converts; every rule is in `kvsync-index`.
 //!
 //! * The face is that of `kvsync.index.match.Index`: same arguments, same exceptions, same answers.
-//! * Applying runs without the GIL, all batches of a call at once. A lookup keeps the GIL where that is short, because a
-//!   short call that lets go of it may wait milliseconds to get it back.
+//! * Applying runs without the GIL, all batches of a call at once. A lookup, and what an answer teaches, keep the GIL
+//!   where that is short, because a short call that lets go of it may wait milliseconds to get it back.
 //! * Event objects and extra keys are read by attribute: the package can be imported without `kvsync`.
 
 mod answer;
@@ -144,7 +144,12 @@ impl PrefixIndex {
         };
         let extra = prompt::extra_keys(block_keys, cache_salt)?;
         let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
-        Ok(py.detach(|| self.index.observe(worker, &prompt, &answer)).word())
+        let observation = if tokens.len() < LONG_LOOKUP {
+            self.index.observe(worker, &prompt, &answer)
+        } else {
+            py.detach(|| self.index.observe(worker, &prompt, &answer))
+        };
+        Ok(observation.word())
     }
 
     fn expire(&self, py: Python<'_>, now: f64) -> PyResult<()> {
