@@ -73,6 +73,25 @@ def test_a_match_is_a_value(index: Any) -> None:
     assert match.by_tier == {"gpu": 4}, "a copy each time"
 
 
+# -- what answers teach
+
+
+@pytest.mark.parametrize("as_of", [-(2**70), -1, 0, 2**63, 2**64, 2**70])
+def test_a_moment_that_is_none_of_this_index(index: Any, as_of: int) -> None:
+    index.apply("w", batch(stored([1], range(4))))
+    assert index.observe("w", range(5), MODEL, 4, 4, as_of, 1.0) == "evicted"
+
+
+def test_figures_beyond_any_prompt(index: Any) -> None:
+    index.apply("w", batch(stored([1], range(4))))
+    as_of = index.match(range(9), MODEL)["w"].as_of
+    assert index.observe("w", range(9), MODEL, 2**70, 2**70, as_of, float("inf")) == "steady"
+    index.expire(float("-inf"))
+    for cached, until in (("1", 1.0), (1.5, 1.0), (None, 1.0), (1, None), (1, "1")):
+        with pytest.raises(TypeError):
+            index.observe("w", range(9), MODEL, cached, 0, as_of, until)
+
+
 # -- event objects
 
 
