@@ -27,7 +27,7 @@ from kvsync.config.yamlfile import MAX_BYTES
 from kvsync.discovery.model import Change, Engine
 
 _log = logging.getLogger(__name__)
-_NAMES = 10_000
+_NAMES = 1_000
 """Whose lives are remembered after they are gone."""
 
 
@@ -61,7 +61,7 @@ class StaticFleet:
         self._now: dict[str, Engine] = {}
         self._lives: dict[str, int] = {}
         """Of each name, those begun last at the end. Names that are not listed are remembered up to a bound: one that
-        comes back after ten thousand others begins anew, when nothing of its earlier lives is left anywhere."""
+        comes back after a thousand others begins anew, when nothing of its earlier lives is left anywhere."""
 
     @property
     def engines(self) -> tuple[Engine, ...]:

@@ -120,7 +120,7 @@ def answer_fields(fields: list[Field]) -> list[bytes]:
     return [b"%b: %b\r\n" % (name, value) for lower, name, value in passing if lower not in named]
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def printable(name: str) -> bytes:
     """A name as a header value: what is not printable ASCII becomes ``?``."""
     return bytes(ord(char) if " " <= char <= "~" else 0x3F for char in name)
