@@ -66,8 +66,8 @@ async def test_a_tokenizer_that_hangs_costs_a_request_its_budget_only(tmp_path: 
         proxy.hold()
         reasons = [(await ask(gateway, text())).record["tokens"]["reason"] for _ in range(6)]
         assert set(reasons) <= {"tokenizer_timeout", "tokenizer_failed"}
-        # Once it rests, nobody waits for it any more.
-        assert reasons[-1] == "tokenizer_failed"
+        # It rests now and then, so that not everybody waits for it.
+        assert (await gateway.metrics()).total("aibrix_tokenizer_pool_unhealthy_tokenizers_total") >= 1
         proxy.release()
         await knows(gateway)
 
