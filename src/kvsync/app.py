@@ -109,7 +109,9 @@ class App:
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable()
-        self.router = Router(self.index, self.fleet, loads, settings.routing, self.metrics)
+        self.router = Router(
+            self.index, self.fleet, loads, settings.routing, self.metrics, asleep=lambda: self.kv_sync.asleep()
+        )
         self.modes = Modes(time.monotonic)
         self.tokenizer = TokenizerService(
             settings.tokenizer, settings.models, self._engine_urls, access=self._access, held=self.router.held

@@ -50,7 +50,7 @@ class _Registration:
 class EventManager:
     """Keeps a sink fed with the events of a changing set of engines.
 
-    All methods but :meth:`served` and :meth:`workers` belong to the event loop that called :meth:`start`.
+    All but :meth:`served` and :meth:`workers` belongs to the event loop that called :meth:`start`.
 
     Args:
         sink: the index.
@@ -87,6 +87,12 @@ class EventManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._registrations: dict[str, _Registration] = {}
         self._observers: list[Observer] = []
+        self._asleep: set[str] = set()
+
+    @property
+    def asleep(self) -> Collection[str]:
+        """The workers whose engines sleep, as their metrics said last."""
+        return self._asleep
 
     @property
     def failed(self) -> bool:
@@ -188,6 +194,7 @@ class EventManager:
                 self._reader.release(worker)
             else:
                 self._reader.unfollow(worker)
+                self._asleep.discard(worker)
 
     def served(self, worker: str) -> None:
         """Tell that a worker answered a request just now: a stream that stays silent all the same is probed.
@@ -262,11 +269,13 @@ class EventManager:
             worker = engine.worker(rank)
             if page.restarted:
                 self._reader.hint_restart(worker)
+                self._asleep.discard(worker)
             figures = page.ranks.get(rank)
             if figures is None:
                 continue
             if figures.asleep is not None:
                 self._reader.sleeping(worker, figures.asleep)
+                (self._asleep.add if figures.asleep else self._asleep.discard)(worker)
             if figures.queries and self._on_hits is not None:
                 self._on_hits(worker, figures.queries, figures.hits)
 

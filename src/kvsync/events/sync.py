@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -31,6 +31,9 @@ _PREFIX = "AIBRIX_PREFIX_CACHE_"
 
 class Manager(Protocol):
     """What is started and stopped: ``kvsync.events.manager.EventManager``."""
+
+    @property
+    def asleep(self) -> Collection[str]: ...
 
     @property
     def failed(self) -> bool: ...
@@ -140,6 +143,10 @@ class KVSync:
     def workers(self) -> list[WorkerStatus]:
         """How each worker's stream is doing; empty while sync does not run."""
         return [] if self._manager is None else self._manager.workers()
+
+    def asleep(self) -> Collection[str]:
+        """The workers whose engines sleep, as far as that is known: only those that are followed are asked."""
+        return () if self._manager is None else self._manager.asleep
 
     def served(self, worker: str) -> None:
         """Tell that a worker answered a request just now. Any thread may."""

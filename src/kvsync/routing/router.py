@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -80,6 +80,7 @@ class Router:
         loads: what workers are busy with.
         settings: thresholds and the default policy.
         metrics: where choices are counted.
+        asleep: the workers whose engines are known to sleep now.
         clock: monotonic seconds.
         rng: decides ties.
         wall: seconds since the epoch, for the records.
@@ -95,6 +96,7 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
+        asleep: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._fleet = fleet
         self._loads = loads
@@ -102,6 +104,7 @@ class Router:
         self._metrics = metrics
         self._rng = rng if rng is not None else Random()
         self._wall = wall
+        self._asleep = asleep
         self._knowledge = Knowledge(index, settings, metrics, clock)
         self._breakers = Breakers(settings.breaker_failures, clock)
         self._retries = RetryBudget(clock)
@@ -183,17 +186,15 @@ class Router:
         """Whatever may fail comes before the load is counted: what raises leaves nothing behind."""
         begun = time.perf_counter()
         policy = self._policy(query)
-        slots, cells, resting = self._candidates(query)
+        slots, cells, passed_over = self._candidates(query)
         known = self._knowledge.of(query)
         turn = self._turns[query.model] = self._turns.get(query.model, -1) + 1
         board = self._knowledge.board(query, known, slots, cells, turn)
         choice = POLICIES[policy](board, self._settings, self._rng)
         chosen = board[choice.row]
-        extra: dict[str, object] = {}
+        extra: dict[str, object] = {**passed_over}
         if query.exclude:
             extra["excluded"] = sorted(query.exclude)
-        if resting:
-            extra["resting"] = resting
         decision = Decision(
             request_id=query.request_id,
             model=query.model,
@@ -259,8 +260,8 @@ class Router:
             raise BadPolicy(query.policy)
         return query.policy
 
-    def _candidates(self, query: Query) -> tuple[Sequence[Slot], Sequence[Cell], list[str]]:
-        """The slots and their load, and the workers passed over because they failed lately."""
+    def _candidates(self, query: Query) -> tuple[Sequence[Slot], Sequence[Cell], dict[str, list[str]]]:
+        """The slots and their load, and the workers passed over because they sleep, or failed lately."""
         pool = self._pool(query.model, query.adapter)
         if not pool.slots:
             known = self._fleet.resolve(query.model) is not None
@@ -273,15 +274,20 @@ class Router:
             if not rows:
                 raise NoTarget(query.adapter or query.model)
             slots, cells, guards = _rows(slots, rows), _rows(cells, rows), _rows(guards, rows)
-        if not self._breakers.resting:
-            return slots, cells, []
-        rows = [row for row, guard in enumerate(guards) if guard.permits]
-        # When all of them rest, resting helps nobody: any may have come back.
-        if not rows or len(rows) == len(cells):
-            return slots, cells, []
-        awake = set(rows)
-        resting = [slot.worker for row, slot in enumerate(slots) if row not in awake]
-        return _rows(slots, rows), _rows(cells, rows), resting
+        passed_over: dict[str, list[str]] = {}
+        # One that may have come back since it failed is better than one that sleeps: sleep comes first. When all sleep,
+        # or all rest, passing over helps nobody.
+        if asleep := self._asleep():
+            rows = [row for row, slot in enumerate(slots) if slot.worker not in asleep]
+            if 0 < len(rows) < len(slots):
+                passed_over["asleep"] = _others(slots, rows)
+                slots, cells, guards = _rows(slots, rows), _rows(cells, rows), _rows(guards, rows)
+        if self._breakers.resting:
+            rows = [row for row, guard in enumerate(guards) if guard.permits]
+            if 0 < len(rows) < len(slots):
+                passed_over["resting"] = _others(slots, rows)
+                slots, cells = _rows(slots, rows), _rows(cells, rows)
+        return slots, cells, passed_over
 
     def _pool(self, model: str, adapter: str | None) -> _Pool:
         key = (model, adapter)
@@ -345,6 +351,11 @@ _Item = TypeVar("_Item")
 
 def _rows(column: Sequence[_Item], rows: Sequence[int]) -> list[_Item]:
     return [column[row] for row in rows]
+
+
+def _others(slots: Sequence[Slot], rows: Sequence[int]) -> list[str]:
+    kept = set(rows)
+    return [slot.worker for row, slot in enumerate(slots) if row not in kept]
 
 
 def _fitting(query: Query, slots: Sequence[Slot]) -> list[int]:

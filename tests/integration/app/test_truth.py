@@ -344,3 +344,44 @@ async def test_a_worker_that_is_gone_leaves_nothing_behind(tmp_path: Path) -> No
         assert not gateway.app.router.observes("a")
         assert "a" not in gateway.app.modes.workers
         assert "a" not in gateway.app.router.breakers()
+
+
+async def test_an_engine_that_sleeps_is_left_alone_while_another_is_awake(tmp_path: Path) -> None:
+    """A request to it would wait until somebody wakes it."""
+    awake = 'vllm:engine_sleep_state{engine="0",sleep_state="awake"}'
+    body = {"model": "tiny", "prompt": PROMPT}
+    async with (
+        Engine("a") as a,
+        Engine("b") as b,
+        serving(tmp_path, a, b, events={"metrics_interval": 0.1}) as gateway,
+    ):
+        a.store(PROMPT)
+        await gateway.credited("a", PROMPT, 320)
+
+        async def told(engine: Engine, asleep: bool) -> None:
+            engine.gauges[awake] = 0 if asleep else 1
+
+            async def look() -> bool:
+                return bool((await gateway.workers())[engine.name]["asleep"] is asleep)
+
+            await until(look, f"{engine.name} is known to sleep: {asleep}")
+
+        await told(a, True)
+        answers = [await gateway.post("/v1/completions", body) for _ in range(6)]
+        assert {answer.engine for answer in answers} == {"b"}
+        assert (await gateway.decision(answers[0].request_id)).record["asleep"] == ["a"]
+        await told(b, True)
+        answers = [await gateway.post("/v1/completions", body) for _ in range(6)]
+        assert {answer.status for answer in answers} == {200}, "when all sleep, any may be woken any moment"
+        await told(a, False)
+        answers = [await gateway.post("/v1/completions", body) for _ in range(6)]
+        assert {answer.engine for answer in answers} == {"a"}
+        await told(b, False)
+        await told(a, True)
+        assert set(gateway.app.kv_sync.asleep()) == {"a"}
+        gateway.deliver("gone", gateway.discovered("a"))
+
+        async def nobody() -> bool:
+            return not gateway.app.kv_sync.asleep()
+
+        await until(nobody, "who is gone does not sleep")

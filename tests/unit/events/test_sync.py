@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -105,6 +105,7 @@ class FakeManager:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.failed = False
+        self.asleep: Collection[str] = ()
         self.fail_to_start: Exception | None = None
 
     async def start(self) -> None:
@@ -186,8 +187,12 @@ async def test_what_streams_do_is_seen_and_told_only_while_it_runs() -> None:
     await rig.sync.update(settings())
     rig.sync.served("a")
     rig.sync.resync("a")
+    rig.managers[0].asleep = {"a"}
     assert rig.sync.workers() == [STATUS]
+    assert set(rig.sync.asleep()) == {"a"}
     assert rig.managers[0].calls == ["start", ("served", "a"), ("resync", "a")]
+    await rig.sync.update(settings(enabled=False))
+    assert not rig.sync.asleep(), "nobody looks any more, so nobody is passed over for what was seen last"
     await rig.sync.stop()
 
 

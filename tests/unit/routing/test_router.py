@@ -429,3 +429,34 @@ def test_the_router_and_the_fleet_fit_the_gateway_s_doors() -> None:
     ticket.end("ok")
     telemetry.answered("/v1/completions", 200, 0.1, "engine")
     assert decision.chosen.worker == "a"
+
+
+def test_a_worker_that_sleeps_is_chosen_only_when_all_sleep() -> None:
+    world = World(engine("a"), engine("b"), engine("c"))
+    world.asleep = {"a", "c", "somebody-else"}
+    for _ in range(5):
+        decision, _ = world.ask()
+        assert (decision.chosen.worker, decision.extra["asleep"]) == ("b", ["a", "c"])
+    world.asleep = {"a", "b", "c"}
+    decision, _ = world.ask()
+    assert decision.chosen.worker in ("a", "c"), "b is busy"
+    assert "asleep" not in decision.extra
+    world.asleep = ()
+    assert "asleep" not in world.ask()[0].extra
+
+
+def test_who_sleeps_is_passed_over_whatever_its_cache_and_for_whom_failed_as_well() -> None:
+    world = World(engine("a"), engine("b"), engine("c"), policy="round-robin")
+    world.asleep = {"a"}
+    failed, ticket = world.ask()
+    ticket.end("connect_refused")
+    assert failed.chosen.worker != "a"
+    second, ticket = world.ask(exclude=frozenset({failed.chosen.worker}))
+    assert second.chosen.worker == ({"b", "c"} - {failed.chosen.worker}).pop()
+    assert second.extra == {"excluded": [failed.chosen.worker], "asleep": ["a"]}
+    ticket.end("connect_refused")
+    third, _ = world.ask()
+    assert third.chosen.worker in ("b", "c"), "either may be back; who sleeps is not"
+    assert third.extra == {"asleep": ["a"]}
+    last, _ = world.ask(exclude=frozenset({"b", "c"}))
+    assert last.chosen.worker == "a", "of those that are left all sleep"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -153,6 +153,7 @@ class World:
         self.fleet = Fleet()
         self.loads = LoadTable()
         self.metrics = Metrics(prefix_cache=prefix_cache_metrics)
+        self.asleep: Collection[str] = ()
         self.router = Router(
             None if without_index else self.index,
             self.fleet,
@@ -162,6 +163,7 @@ class World:
             self.clock,
             Random(seed),
             wall=lambda: 1.7e9,
+            asleep=lambda: self.asleep,
         )
         for each in engines:
             self.router.apply(Change("added", each))
