@@ -229,3 +229,24 @@ async def test_an_adapters_number_says_nothing(tmp_path: Path) -> None:
         assert await credits(gateway, prompt, ADAPTER) == {"a": BLOCK, "b": BLOCK}
         await gateway.admin.post("/v1/workers/a/forget", {})
         assert await credits(gateway, prompt, ADAPTER) == {"a": 0, "b": BLOCK}
+
+
+async def test_above_the_cap_credit_is_less_and_never_wrong(tmp_path: Path) -> None:
+    """More blocks than the index may know: ends of prefixes go, what is read stays, and the worker is not exact."""
+    hot, others = tokens(10 * BLOCK + 1), [tokens(10 * BLOCK + 1) for _ in range(30)]
+    async with Engine("a") as a, serving(tmp_path, a, index={"max_blocks": 100}) as gateway:
+        a.store(hot)
+        await gateway.credited("a", hot, 10 * BLOCK)
+        for other in others:
+            a.store(other)
+            await applied(gateway, a)
+            assert await credits(gateway, hot) == {"a": 10 * BLOCK}
+            row = (await gateway.workers())["a"]
+            assert row["blocks"] <= 100
+        assert row["trust"] == "partial"
+        assert row["index"]["counts"]["capped"] >= 200
+        for other in others:
+            assert (await credits(gateway, other))["a"] <= a.holds(other)
+        a.clear()
+        await gateway.credited("a", hot, 0)
+        await gateway.trusted("a", "exact")
