@@ -638,6 +638,7 @@ class Stream:
         self._absent.clear()
         if not self._verified:
             self._pick_up_anywhere()
+            self._seen = self._live_last  # the rest may be of another process
         if self._seen in self._waiting:
             self._go_on_from(self._run_up_to(self._seen))
         elif self._seen >= (behind or 0):  # the newest was dropped, so no run that waits reaches the end
@@ -694,11 +695,12 @@ class Stream:
             if not self.whole and self._reaches_back and self._start == 0 and self._relearns < MAX_RELEARNS:
                 current.asked = 0
                 current.anew = True
-            elif self._hinted:
-                while self._remembered(current.asked - 1) is not None:
-                    current.asked -= 1
-            elif self._doubt is not None:
-                current.asked, current.mark = self._doubt
+            else:
+                marks = [m for m in self._marks if self._hinted and m is not None and last - REMEMBERED < m[0] < last]
+                if self._doubt is not None:
+                    marks.append(self._doubt)
+                if marks:
+                    current.asked, current.mark = min(marks)
         self._settled = True
         self._spent = 0.0
         self._doubt = None

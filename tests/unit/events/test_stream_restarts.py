@@ -106,6 +106,19 @@ def test_another_process_that_shows_after_it_was_applied_does_not_end_what_was_n
     assert s.counts.epochs == 0
 
 
+def test_a_lower_number_that_waits_when_rounds_are_given_up_is_where_it_goes_on() -> None:
+    """Found by the model: the number known of the process before hid it, and its bytes were never given back."""
+    s = S()
+    s.connected()
+    s.round(5)
+    s.round(5)
+    s.disconnected()
+    s.connected()
+    s.live(3, epoch=1)
+    assert s.dead_rounds() == ["StopReplay", "Forget", 3]
+    assert s.budget.used == 0
+
+
 def test_a_live_number_that_only_an_abandoned_epoch_knows_differently_is_just_a_batch() -> None:
     """Found by the model: the anchor of an epoch that was left is not evidence against the one that is followed."""
     s = S()
@@ -287,6 +300,19 @@ def test_a_hint_is_looked_into_at_once_and_as_far_back_as_can_be_compared() -> N
     assert s.state == "live"
     big = S().caught_up(2 * REMEMBERED)
     assert big.hint() == [("ask", REMEMBERED + 1)]
+
+
+def test_a_hint_reaches_over_burned_numbers_and_does_not_outshine_a_doubt() -> None:
+    """Found by the model."""
+    s = S().caught_up(1)
+    s.live(3)
+    s.round(1, 3)
+    s.round(1, 3)
+    assert s.hint() == [("ask", 0)]
+    assert s.live(4, epoch=1) == [4]
+    assert s.round(end=False) == ["StopReplay"]
+    assert s.live(*range(5, 5 + REMEMBERED), epoch=1)[:1] == [5]
+    assert s.later(PROBE_INTERVAL) == [("ask", 3)]
 
 
 def test_a_hint_that_was_right() -> None:
