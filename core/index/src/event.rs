@@ -39,6 +39,17 @@ impl EngineHash<'_> {
     }
 }
 
+impl EngineHash<'_> {
+    /// What it has beyond a number.
+    fn content(&self) -> &[u8] {
+        match self {
+            Self::Unsigned(_) | Self::Negative(_) => &[],
+            Self::Bytes(bytes) => bytes,
+            Self::Text(text) => text.as_bytes(),
+        }
+    }
+}
+
 // By hand, for speed: the derived one also hashes the variant. Equal values of two variants may share a bucket.
 impl Hash for EngineHash<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -65,6 +76,13 @@ pub enum ExtraKey<'a> {
 }
 
 impl ExtraKey<'_> {
+    fn content(&self) -> &[u8] {
+        match self {
+            Self::Image(text, _) | Self::Salt(text) => text.as_bytes(),
+            Self::Embeds(raw) | Self::Opaque(raw) => raw,
+        }
+    }
+
     /// A copy that borrows nothing.
     #[must_use]
     pub fn to_owned_key(&self) -> ExtraKey<'static> {
@@ -201,10 +219,16 @@ impl Run<'_> {
         self.tokens.chunks_exact(self.block_size as usize).enumerate().map(move |(at, tokens)| (tokens, extra(at)))
     }
 
-    /// What it counts for against the limit of parked bytes.
+    /// What it counts for against the limit of parked bytes: its tokens, hashes and extra keys, and the adapter's name.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.tokens.len() * 4 + self.hashes.len() * 16
+        let hashes: usize = self.hashes.iter().map(|hash| 16 + hash.content().len()).sum();
+        let keys = self.extra_keys.iter().flatten().flatten();
+        let adapter = match &self.adapter {
+            Adapter::Named(name) => name.len(),
+            Adapter::None | Adapter::Hidden(_) => 0,
+        };
+        self.tokens.len() * 4 + hashes + keys.map(|key| 64 + key.content().len()).sum::<usize>() + adapter
     }
 
     /// A copy that borrows nothing.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Container
+from dataclasses import replace
 from typing import Final, TypeVar
 
-from kvsync.events.types import BlockStoredEvent, EngineHash
+from kvsync.events.types import BlockStoredEvent, Embeds, EngineHash, Image, Opaque, Salt
 from kvsync.index.adoption import Names, content
 from kvsync.index.keys import HiddenAdapter, Key, block_key, root_key
 from kvsync.index.observed import Observed, Run
@@ -194,10 +195,12 @@ class Placement:
     # -- parking
 
     def _park(self, event: BlockStoredEvent) -> None:
-        assert event.parent_block_hash is not None
+        parent = event.parent_block_hash
+        assert parent is not None
         number = self._positions.move()
-        self._parked[number] = event
-        self._parked_under.setdefault(event.parent_block_hash, []).append(number)
+        # nothing of it that placing does not need: it may be of any length
+        self._parked[number] = event = replace(event, session_id=None, kv_cache_spec_kind=None)
+        self._parked_under.setdefault(parent, []).append(number)
         follows = self._content(event)
         if follows is not None:
             self._parked_content.setdefault(follows, []).append(number)
@@ -231,7 +234,21 @@ def _take(numbers: dict[_Label, list[int]], label: _Label, number: int) -> None:
 
 
 def _parked_size(event: BlockStoredEvent) -> int:
-    return len(event.raw_token_ids) + 16 * len(event.block_hashes)
+    """What it counts for against the limit of bytes: its tokens, hashes and extra keys, and the adapter's name."""
+    size = len(event.raw_token_ids) + len((event.lora_name or "").encode())
+    for engine_hash in event.block_hashes:
+        size += 16 + (0 if isinstance(engine_hash, int) else _length(engine_hash))
+    for key in (key for keys in event.extra_keys or () for key in keys):
+        match key:
+            case Image(text) | Salt(text):
+                size += 64 + _length(text)
+            case Embeds(raw) | Opaque(raw):
+                size += 64 + len(raw)
+    return size
+
+
+def _length(content: str | bytes) -> int:
+    return len(content.encode() if isinstance(content, str) else content)
 
 
 __all__ = ["PARKED_BYTES", "PARKED_EVENTS", "Placement"]

@@ -24,6 +24,7 @@ from kvsync.events.types import (
     SkippedEvent,
     UndecodableBatch,
 )
+from kvsync.index.hits import kind_of
 from kvsync.index.observed import Observed
 from kvsync.index.placement import Placement
 from kvsync.index.positions import Positions
@@ -204,7 +205,8 @@ class Worker:
     def _learn(self, index: int, event: BlockStoredEvent, dense: bool) -> None:
         group = self.groups.setdefault(index, Group())
         if event.kv_cache_spec_kind is not None:
-            group.kind = event.kv_cache_spec_kind
+            known = kind_of(event.kv_cache_spec_kind) != "unproven"
+            group.kind = event.kv_cache_spec_kind if known else "unproven"  # it may be of any length
         if event.kv_cache_spec_sliding_window is not None:
             group.window = event.kv_cache_spec_sliding_window
         if event.block_size and not group.block_size:
