@@ -115,6 +115,15 @@ def salt_not_enforceable(path: str) -> Problem:
     )
 
 
+def salt_lost_in_beam_search() -> Problem:
+    return Problem(
+        403,
+        "the cache salt of your requests is enforced, and engines may drop it in a beam search",
+        reason="salt_not_enforceable",
+        param="use_beam_search",
+    )
+
+
 def transfer_params(field: str) -> Problem:
     """``field`` is one of a fixed list."""
     return Problem(

@@ -63,6 +63,10 @@ class Salts:
             return text
         if path not in self._paths:
             raise errors.salt_not_enforceable(path)
+        # Until early 2026 vLLM built a beam's prompts anew for every token, without the salt. What is neither absent
+        # nor false may be true to an engine ("yes", 1).
+        if asked.get("use_beam_search") not in (None, False):
+            raise errors.salt_lost_in_beam_search()
         own = asked.get(FIELD)
         if own is not None and not isinstance(own, str):
             raise errors.salt_not_string()

@@ -203,6 +203,22 @@ def test_where_an_engine_may_ignore_a_salt_none_is_enforced(path: str) -> None:
     assert b"cache_salt" in opened.apply(Tenant("a", "enforce"), path, {}, b'{"model":"m"}')
 
 
+@pytest.mark.parametrize("asked", [b"true", b"1", b'"yes"', b'"true"', b"{}"])
+def test_a_beam_search_which_may_drop_the_salt_is_refused(asked: bytes) -> None:
+    """(X3) Older engines make each beam's prompts anew, without it: their blocks would be in the cache of all."""
+    text = b'{"model":"m","use_beam_search":%b}' % asked
+    with pytest.raises(Problem) as refused:
+        salted(Tenant("a", "enforce"), text)
+    assert (refused.value.status, refused.value.reason) == (403, "salt_not_enforceable")
+    assert refused.value.param == "use_beam_search"
+    assert salted(Tenant("b", "pass"), text)[0] == text
+
+
+@pytest.mark.parametrize("asked", [b"false", b"null", b"0"])
+def test_who_asks_for_no_beam_search_is_not_refused_for_saying_so(asked: bytes) -> None:
+    assert b"cache_salt" in salted(Tenant("a", "enforce"), b'{"model":"m","use_beam_search":%b}' % asked)[0]
+
+
 @pytest.mark.parametrize("salt", [b"1", b"true", b'["s"]', b'{"s":1}', b"0"])
 def test_a_salt_that_is_no_text_is_refused_and_not_hidden(salt: bytes) -> None:
     with pytest.raises(Problem) as refused:
