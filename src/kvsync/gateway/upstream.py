@@ -53,7 +53,7 @@ class Listener(Protocol):
         """All bytes of the body that came together."""
 
     def on_pause(self) -> None:
-        """All that came together was handed over."""
+        """A head, or a piece of the body, and all that came together with it were handed over."""
 
     def on_end(self) -> None: ...
 
@@ -168,6 +168,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.forget(self)
             self._transport.abort()
             return
+        begun = self._head_done
         self._received = True
         self._framing += len(data)
         try:
@@ -180,25 +181,26 @@ class UpstreamConnection(asyncio.Protocol):
                 self._hand_over(listener)
                 self._fail("upstream_died" if self._head_done else "bad_answer")
                 return
-        self._hand_over(listener)
+        handed_over = self._hand_over(listener)
         if self._listener is not listener:  # aborted meanwhile
             return
         if self._done:
             self._finish(listener)
         elif self._framing > MAX_ANSWER_HEAD:
             self._fail("upstream_died" if self._head_done else "bad_answer")
-        elif self._head_done:
+        elif handed_over or self._head_done != begun:  # what only frames an answer does not bring it on
             listener.on_pause()
 
-    def _hand_over(self, listener: Listener) -> None:
+    def _hand_over(self, listener: Listener) -> bool:
         pieces = self._pieces
         if not pieces or self._listener is not listener:
-            return
+            return False
         self._pieces = []
         if len(pieces) > PIECES_PER_TURN and not self._done:
             self._transport.pause_reading()
             self._pool.loop.call_soon(self._read_on)
         listener.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return True
 
     def eof_received(self) -> bool:
         if self._listener is not None and self._head_done and self._until_close:
@@ -257,7 +259,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status < 200:
-            if status == 101:
+            if status == 101 or status < 100:
                 self._refuse()
             self._phrase = b""
             self._fields = []
@@ -331,7 +333,9 @@ class Upstreams:
         return connection
 
     def keep(self, connection: UpstreamConnection) -> None:
-        """Take back a connection whose answer was whole."""
+        """Take back a connection whose answer was whole, or that nobody needs any more."""
+        if not connection.usable:  # it is forgotten already, and would stay for ever
+            return
         connection.idle_since = self.loop.time()
         self._idle.setdefault(connection.url, {})[connection] = None
 

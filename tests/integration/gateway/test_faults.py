@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -280,10 +281,11 @@ async def test_bytes_after_an_answer_reach_nobody(surplus: bytes) -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: a\r\n folded\r\n\r\n",
         b"HTTP/1.1 999999 ?\r\n\r\n",
+        b"HTTP/1.1 000 ?\r\ncontent-length: 1\r\n\r\nx",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * (300 << 10),
         b"HTTP/1.1 200 O",
     ],
-    ids=["noise", "cl+te", "two-cl", "long-cl", "te", "101", "fold", "status", "huge-head", "half-head"],
+    ids=["noise", "cl+te", "two-cl", "long-cl", "te", "101", "fold", "status", "zero-status", "huge-head", "half-head"],
 )
 async def test_what_is_no_answer_becomes_a_502_and_is_not_retried(wire: bytes) -> None:
     async with house(then_die(wire), GOOD) as home:
@@ -384,6 +386,39 @@ async def test_a_stream_that_stalls_is_cut_but_a_slow_one_is_not() -> None:
         assert (answer.body, answer.whole) == (b"data: x\n\n" * 8, False)
         await asyncio.wait_for(home.engine.left.wait(), SOON)
         assert ends(home) == [("engine-0", ["idle_timeout"])]
+
+
+@pytest.mark.parametrize(
+    ("start", "byte"),
+    [(b"", b"0"), (b"1;e=", b"y"), (chunk(b"data: x\n\n") + b"0\r\n", b"T: y\r\n")],
+    ids=["chunk-size", "chunk-extension", "trailers"],
+)
+async def test_bytes_that_only_frame_an_answer_do_not_bring_it_on(start: bytes, byte: bytes) -> None:
+    """An engine that trickles them would hold its client for as long as it likes."""
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD + start)
+        with suppress(ConnectionError):
+            while True:
+                await talk.send(byte)
+                await asyncio.sleep(0.02)
+
+    async with house(script, idle_timeout=0.25, first_byte_timeout=0.25) as home:
+        answer = await (await home.client()).ask()
+        assert (answer.status, answer.whole) == (200, False)
+        assert ends(home) == [("engine-0", ["idle_timeout"])]
+
+
+async def test_a_connection_that_ended_before_it_is_taken_back_is_not_kept() -> None:
+    """As when a client leaves in the moment in which its engine is reached, and the engine goes, too. Nobody would ever
+    drop it: it has said already that it ended."""
+    async with house(GOOD) as home:
+        upstreams = home.gateway._upstreams
+        connection = await upstreams.connect(f"http://127.0.0.1:{home.engine.port}")
+        connection.abort()
+        upstreams.keep(connection)
+        assert home.gateway.idle_upstreams() == 0
 
 
 # ---- clients that leave
