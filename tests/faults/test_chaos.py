@@ -52,7 +52,7 @@ async def test_whatever_happened_credit_is_what_is_held(tmp_path: Path, seed: in
     source = Random(seed)
     async with AsyncExitStack() as stack:
         # A short memory: now and then a replay does not reach back.
-        engine = await stack.enter_async_context(Engine("a", buffer_steps=25))
+        engine = await stack.enter_async_context(Engine("a", buffer_steps=12))
         assert engine.publisher.replay is not None
         live = await stack.enter_async_context(Proxy(engine.publisher.events))
         replay = await stack.enter_async_context(Proxy(engine.publisher.replay))
@@ -92,7 +92,7 @@ async def test_whatever_happened_credit_is_what_is_held(tmp_path: Path, seed: in
             cache()
             if step % 3 == 0:
                 await network()
-            if step % 40 == 39:
+            if step in (20, 50):  # and then long enough that what is lost can't be had again
                 engine.restart()
             await asyncio.sleep(source.choice((0, 0, 0.01, 0.05)))
         for proxy in (live, replay):
