@@ -131,6 +131,25 @@ def test_an_adapters_run_is_continued_by_its_own_store(lost: Lost) -> None:
     assert look(index, [*A, *Q, *END], adapter="x") == Match(0, 0, {}, "partial")
 
 
+def test_a_store_that_begins_with_a_known_block_names_nothing(lost: Lost) -> None:
+    index = lost(stored(["q"], Q))
+    had_a(index)
+    go(index, stored(["q", "c"], [*Q, *C], "hA"))
+    assert "adopted" not in counts(index)
+    assert credit(index, [*Q, *C, *END]) == 8
+
+
+def test_a_run_that_was_cut_short_names_nothing(lost: Lost) -> None:
+    """What followed the hit in the prompt does not follow the run."""
+    index = lost(stored(["hA", "hB"], [*A, *B]), removed(["hA"]))
+    before = look(index, A)
+    go(index, removed(["hB"]))
+    assert tell(index, [*A, *B, *Q, *END], 8, before) == "steady"
+    assert found(index, [*A, *B, *END]) == (4, 0)
+    go(index, Q_OF_A)
+    assert "adopted" not in counts(index)
+
+
 # -- it is a guess
 
 
@@ -206,6 +225,7 @@ def test_a_guess_in_the_middle_of_a_store_makes_what_follows_one(lost: Lost) -> 
     go(index, Q_OF_B)
     go(index, stored(["hA", "qB", "c"], [*A, *Q, *C]))
     assert found(index, [*A, *Q, *C, *END]) == (4, 8)
+    assert states(index)["guessed"] == 2
 
 
 def test_the_own_store_of_a_named_block(lost: Lost) -> None:
