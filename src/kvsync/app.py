@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -161,7 +160,7 @@ class App:
             config_file, environ or {}, flags or {}, settings, self._changed, reloaded=self._reloaded
         )
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
-        self._following = asyncio.Lock()
+        self._newer_settings = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -183,12 +182,14 @@ class App:
         except BaseException:
             await self.stop()
             raise
-        self._tasks = [
-            asyncio.create_task(self._follow_changes(), name="fleet changes"),
-            asyncio.create_task(self._source.run(), name="configuration file"),
-            asyncio.create_task(self._tick(), name="ticks"),
-            asyncio.create_task(self._follow_files(), name="secrets and certificates"),
-        ]
+        steps: Mapping[str, Callable[[], Awaitable[None]]] = {
+            "changes of the fleet": self._follow_change,
+            "the configuration file": self._source.run,
+            "changed settings": self._follow_settings,
+            "what runs out with time": self._tick,
+            "secrets and certificates": self._follow_files,
+        }
+        self._tasks = [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
         log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
 
     def reload(self) -> None:
@@ -200,8 +201,7 @@ class App:
         await self.gateway.stop()
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self.kv_sync.stop()
         await self.tokenizer.close()
@@ -247,44 +247,36 @@ class App:
         self._changes.put_nowait(change)
 
     async def _tick(self) -> None:
-        throttle = Throttle(log, interval=60.0)
-        while True:
-            await asyncio.sleep(TICK)
-            try:
-                for mode_change in self.modes.look(self.report.moments()):
-                    log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
-                self.audit.settle()
-                self.index.expire(time.monotonic())
-            except Exception as error:
-                # Of the next tick the same is asked: a fault in one must not end what runs out with time.
-                throttle.warning("tick", "a look at what runs out with time failed: %r", error, exc_info=error)
+        await asyncio.sleep(TICK)
+        for mode_change in self.modes.look(self.report.moments()):
+            log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
+        self.audit.settle()
+        self.index.expire(time.monotonic())
 
     async def _follow_files(self) -> None:
         """Read secrets and certificates again when their files change."""
-        while True:
-            await asyncio.sleep(TICK)
-            for renewed in self._renewed:
-                looked = await asyncio.to_thread(renewed.check)
-                if looked != "unchanged":
-                    self.metrics.reloaded(looked)
+        await asyncio.sleep(TICK)
+        for renewed in self._renewed:
+            looked = await asyncio.to_thread(renewed.check)
+            if looked != "unchanged":
+                self.metrics.reloaded(looked)
 
-    async def _follow_changes(self) -> None:
-        while True:
-            await self.kv_sync.apply(await self._changes.get())
+    async def _follow_change(self) -> None:
+        await self.kv_sync.apply(await self._changes.get())
 
     def _reloaded(self, result: str) -> None:
         self.metrics.reloaded(result)
         if result != "broken":
-            task = asyncio.create_task(self._follow_settings(), name="changed settings")
-            self._tasks.append(task)
-            task.add_done_callback(self._tasks.remove)
+            self._newer_settings.set()
 
     async def _follow_settings(self) -> None:
-        async with self._following:  # one at a time, each with what is newest then
-            settings = self._source.settings
-            await asyncio.to_thread(self._tenants.update, settings)
-            await self.tokenizer.update_models(settings.models)
-            await self.kv_sync.update(self.settings.model_copy(update={"events": settings.events}))
+        """Take over what is newest. However many files came while that lasted, the last of them is enough."""
+        await self._newer_settings.wait()
+        self._newer_settings.clear()
+        settings = self._source.settings
+        await asyncio.to_thread(self._tenants.update, settings)
+        await self.tokenizer.update_models(settings.models)
+        await self.kv_sync.update(self.settings.model_copy(update={"events": settings.events}))
 
     def _answered(
         self, decision: Decision, tokenized: TokenizedRequest, status: int, usage: Mapping[str, object] | None
@@ -295,6 +287,17 @@ class App:
             self.router.answered(decision, tokenized, cached)
             self.tokenizer.answered(decision.tokenized, decision.chosen.worker)
         self.kv_sync.served(decision.chosen.worker)
+
+
+async def _keep(what: str, step: Callable[[], Awaitable[None]]) -> None:
+    """Take one step after the other, for ever: a fault in one must not end what the next ones are for."""
+    throttle = Throttle(log, interval=60.0)
+    while True:
+        try:
+            await step()
+        except Exception as error:
+            throttle.warning("fault", "seeing to %s failed, and goes on: %r", what, error, exc_info=error)
+            await asyncio.sleep(TICK)
 
 
 __all__ = ["App"]
