@@ -178,7 +178,7 @@ async def test_an_engine_that_serves_and_publishes_nothing_is_an_alarm(
     assert problem is not None
     for mend in ('"enable_kv_cache_events": true', '"publisher": "zmq"', "prefix caching", publisher.events):
         assert mend in problem
-    assert caplog.messages.count(f"a: {problem}") == 1
+    await fleet.until(lambda: caplog.messages.count(f"a: {problem}") == 1)  # written by the reader's thread
     publisher.publish(1)
     await fleet.holds([1])
     await fleet.until(lambda: fleet.sink.current == [False, True, False, True])
