@@ -4,7 +4,8 @@
 //! worker's stream does not tell at present, or a request with a salt or an image went to a worker whose dialect hides
 //! those. Otherwise it is `partial` after a loss, else `exact`.
 
-use super::{Group, Mark, Worker};
+use super::life::Mark;
+use super::{Group, Worker};
 use crate::event::Tier;
 use crate::hits::{Kind, Question, Rule, hit_blocks};
 use crate::key::KeyChain;

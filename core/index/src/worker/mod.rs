@@ -20,6 +20,7 @@
 //!   a new epoch, or until all comes again.
 //! * *Trust* says how far all that can be relied on: see [`Trust`].
 
+mod life;
 mod lookup;
 mod observe;
 mod placement;
@@ -36,6 +37,8 @@ use crate::removals::Removals;
 use crate::store::{Census, Cut, Slot, Store};
 use crate::wire::Batch;
 
+pub use life::Emptied;
+use life::{Mark, Marks};
 pub use lookup::{Match, Trust};
 pub(crate) use observe::Asked;
 pub use observe::{Answer, Observation};
@@ -107,46 +110,6 @@ impl Group {
     }
 }
 
-/// What a worker held before it was emptied. Freeing it takes a while.
-#[derive(Debug, Default)]
-pub struct Emptied(Vec<(Store, Parked, Runs)>);
-
-/// Has a request gone to the worker that makes its events say less? In ascending order.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Mark {
-    #[default]
-    Absent,
-    /// And a batch came since.
-    Settled,
-    /// And no batch came since.
-    Fresh,
-}
-
-impl Mark {
-    fn after_batch(self) -> Self {
-        self.min(Self::Settled)
-    }
-
-    /// A request that no batch followed yet may have gone to the new process.
-    fn after_epoch(self) -> Self {
-        if self == Self::Fresh { Self::Settled } else { Self::Absent }
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Marks {
-    /// A request that makes the engine announce its hits.
-    reannouncing: Mark,
-    /// A request with a salt or an image.
-    hidden_keys: Mark,
-}
-
-impl Marks {
-    fn map(self, change: impl Fn(Mark) -> Mark) -> Self {
-        Self { reannouncing: change(self.reannouncing), hidden_keys: change(self.hidden_keys) }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Worker {
@@ -195,109 +158,6 @@ impl Worker {
             hides_keys: false,
             shows_unknown_keys: false,
         }
-    }
-
-    // -- the worker's life
-
-    /// A loss beyond repair: drop all that is known and go on as `partial`.
-    pub fn forget(&mut self) {
-        self.lose();
-        self.lost = true;
-        self.counts.add(Counted::Forgotten);
-    }
-
-    /// Another process answers for this worker: drop all that is known, begin again as `exact`.
-    pub fn new_epoch(&mut self) {
-        self.begin();
-        self.marks = self.marks.map(Mark::after_epoch);
-        self.counts.add(Counted::Epochs);
-    }
-
-    /// Its batches come again from this epoch's first one on: drop what is known, begin again as `exact`. It is the same
-    /// process, so that marks stay.
-    pub fn relearn(&mut self) {
-        self.begin();
-        self.counts.add(Counted::Relearned);
-    }
-
-    /// Its stream does not tell at present: until `resume` its trust is `none`.
-    pub fn suspend(&mut self) {
-        self.suspended = true;
-    }
-
-    /// All that its stream said so far is applied.
-    pub fn resume(&mut self) {
-        self.suspended = false;
-    }
-
-    /// A request that makes the engine announce its hits goes to this worker.
-    pub fn mark_reannouncing(&mut self) {
-        self.marks.reannouncing = Mark::Fresh;
-    }
-
-    /// A request with a salt or an image goes to this worker: if its dialect hides those, trust is `none`.
-    pub fn mark_hidden_keys(&mut self) {
-        self.marks.hidden_keys = Mark::Fresh;
-    }
-
-    /// Does it hold anything by what answers showed?
-    pub(crate) fn has_runs(&self) -> bool {
-        !self.runs.is_empty()
-    }
-
-    /// End what answers taught for no longer than this.
-    pub(crate) fn expire(&mut self, now: f64) {
-        self.runs.expire(now);
-    }
-
-    /// Its answers show EAGLE or MTP speculative decoding.
-    pub fn drops_last_block(&mut self) {
-        self.facts.eagle = true;
-    }
-
-    /// The marks of another registration of the same worker are its own, too.
-    pub(crate) fn take_marks(&mut self, other: &Self) {
-        self.marks.reannouncing = self.marks.reannouncing.max(other.marks.reannouncing);
-        self.marks.hidden_keys = self.marks.hidden_keys.max(other.marks.hidden_keys);
-    }
-
-    fn clear(&mut self) {
-        self.lose();
-        self.settle();
-        self.counts.add(Counted::Cleared);
-    }
-
-    fn begin(&mut self) {
-        self.groups.clear();
-        self.hides_keys = false;
-        self.shows_unknown_keys = false;
-        self.lose();
-        self.settle();
-    }
-
-    /// All that is known of its blocks goes.
-    fn lose(&mut self) {
-        self.removals.lose();
-        self.names = Names::default();
-        let known = (std::mem::take(&mut self.store), std::mem::take(&mut self.parked), std::mem::take(&mut self.runs));
-        if known.0.blocks() > 0 || !known.1.is_empty() || !known.2.is_empty() {
-            self.emptied.0.push(known);
-        }
-    }
-
-    /// What was emptied since it was last taken, to be freed where nobody waits for it.
-    pub fn take_emptied(&mut self) -> Emptied {
-        std::mem::take(&mut self.emptied)
-    }
-
-    /// What is right again once all is told from the beginning.
-    fn settle(&mut self) {
-        self.lost = false;
-        self.overfull = false;
-    }
-
-    fn reannouncing(&self) -> bool {
-        self.overfull || self.marks.reannouncing != Mark::Absent
     }
 
     // -- events
