@@ -50,7 +50,7 @@ async def test_the_wrong_key_of_a_publisher_is_named(tmp_path: Path, caplog: pyt
         assert status.errors["handshake"] >= 1
         assert status.state == "connecting"
         assert "events.curve.server_key has to be the public key of the publisher" in str(status.problem)
-        assert f"a: {status.problem}" in caplog.messages
+        await fleet.until(lambda: f"a: {status.problem}" in caplog.messages)  # written by the reader's thread
         assert fleet.sink.applied == {"a": []}
 
 
