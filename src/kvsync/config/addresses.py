@@ -37,6 +37,27 @@ class BadAddress(ValueError):
         self.mend = mend
 
 
+class BadPath(ValueError):
+    """A request path that can't be used; ``mend`` says what to write instead."""
+
+    def __init__(self, message: str, mend: str) -> None:
+        super().__init__(message)
+        self.mend = mend
+
+
+def api_path(text: str) -> str:
+    """A request path in the one spelling that it has once its slashes and dots are resolved.
+
+    Raises:
+        BadPath: it has another one, or is none.
+    """
+    spelt = "/" + "/".join(part for part in text.split("/") if part)
+    if not text.startswith("/") or text != spelt or text == "/" or {".", ".."} & set(text.split("/")):
+        mend = "write it like /v1/score: no empty part, no . and .., no / at the end"
+        raise BadPath(f"{text!r} is not a path as it arrives", mend)
+    return text
+
+
 def http_address(text: str, *, path_allowed: bool = False) -> Address:
     """``http[s]://host[:port]``, with the scheme's port filled in and no trailing slash.
 
@@ -108,4 +129,4 @@ def _host(host: str, text: str) -> str:
     return str(address)
 
 
-__all__ = ["Address", "BadAddress", "http_address", "tcp_address"]
+__all__ = ["Address", "BadAddress", "BadPath", "api_path", "http_address", "tcp_address"]

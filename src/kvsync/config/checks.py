@@ -16,6 +16,8 @@ from kvsync.config.curve import BadKey, secret_key
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings
 from kvsync.config.yamlfile import Path_, dotted
 
+_MODELS = "/v1/models"
+
 
 class Problem(NamedTuple):
     path: Path_
@@ -53,6 +55,27 @@ def check_listeners(gateway: GatewaySettings | None, admin: AdminSettings | None
         yield Problem(("admin", "port"), message, "give the two different ports")
 
 
+def check_paths(gateway: GatewaySettings | None) -> Iterator[Problem]:
+    """The model list is the gateway's own."""
+    for place, path in enumerate(gateway.extra_paths if gateway is not None else ()):
+        if path == _MODELS or path.startswith(_MODELS + "/"):
+            yield Problem(("gateway", "extra_paths", place), f"{path} is answered by the gateway itself", "remove it")
+
+
+def check_loops(gateway: GatewaySettings | None, models: Sequence[SoundModel]) -> Iterator[Problem]:
+    """No engine is this gateway, as far as its own settings tell: a request there would go round until no connection is
+    left."""
+    if gateway is None or not gateway.port:
+        return
+    for path, engine in (engine for model in models for engine in model.engines):
+        address = http_address(engine.url)
+        here = address.host == gateway.host
+        here = here or (_loopback(address.host) and (_any(gateway.host) or _loopback(gateway.host)))
+        if here and address.port == gateway.port:
+            message = f"{engine.url} is this gateway's own data port"
+            yield Problem((*path, "url"), message, "give the engine's address, or another gateway.port")
+
+
 def check_curve(curve: CurveSettings | None) -> Iterator[Problem]:
     """All of the keys or none, and a file that holds one."""
     if curve is None:
@@ -68,6 +91,13 @@ def check_curve(curve: CurveSettings | None) -> Iterator[Problem]:
             secret_key(curve.secret_key_file)
         except BadKey as bad:
             yield Problem((*place, "secret_key_file"), str(bad), bad.mend)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _any(host: str) -> bool:
@@ -143,4 +173,13 @@ def _sockets(engine: EngineSettings) -> Iterator[tuple[str, Address, int]]:
         yield "replay", tcp_address(engine.replay), engine.data_parallel_size
 
 
-__all__ = ["Problem", "SoundEngine", "SoundModel", "check_curve", "check_listeners", "check_models"]
+__all__ = [
+    "Problem",
+    "SoundEngine",
+    "SoundModel",
+    "check_curve",
+    "check_listeners",
+    "check_loops",
+    "check_models",
+    "check_paths",
+]

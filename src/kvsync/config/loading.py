@@ -19,7 +19,16 @@ from pydantic_core import ErrorDetails
 
 from kvsync.config.access import SECRETS, TenantSettings
 from kvsync.config.access_checks import SoundTenant, check_access
-from kvsync.config.checks import Problem, SoundEngine, SoundModel, check_curve, check_listeners, check_models
+from kvsync.config.checks import (
+    Problem,
+    SoundEngine,
+    SoundModel,
+    check_curve,
+    check_listeners,
+    check_loops,
+    check_models,
+    check_paths,
+)
 from kvsync.config.environment import FILES, TEMPLATE, Given, default_policy, environment, flags, mend_of
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
@@ -188,12 +197,16 @@ class _Stack:
         return Fault(origin, name, f"{given}: {message}", mend_of(kind))
 
     def _problems(self) -> Iterator[Problem]:
-        yield from check_listeners(self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin"))
+        gateway, admin = self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin")
+        models = list(self._sound_models())
+        yield from check_listeners(gateway, admin)
+        yield from check_paths(gateway)
+        yield from check_loops(gateway, models)
         yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
-        yield from check_models(list(self._sound_models()))
+        yield from check_models(models)
         yield from check_access(
-            self._sound(GatewaySettings, "gateway"),
-            self._sound(AdminSettings, "admin"),
+            gateway,
+            admin,
             list(self._sound_tenants()),
             bool(self._data.get("tenants")),
         )

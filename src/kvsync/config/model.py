@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from kvsync.config.access import EngineTlsSettings, SaltPolicy, Secret, TenantSettings, TlsSettings
 from kvsync.config.access import Section as _Section
-from kvsync.config.addresses import http_address, tcp_address
+from kvsync.config.addresses import api_path, http_address, tcp_address
 from kvsync.config.curve import public_key
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -33,7 +33,7 @@ def _tokenizer(text: str) -> str:
 HttpUrl = Annotated[str, AfterValidator(_http)]
 TcpEndpoint = Annotated[str, AfterValidator(_tcp)]
 CurveKey = Annotated[str, AfterValidator(public_key)]
-ApiPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$")]
+ApiPath = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$"), AfterValidator(api_path)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x20\x7f]+$")]
 """Of a model or adapter: what clients send as ``model``."""
 

@@ -181,6 +181,8 @@ class _Builder:
     def _text(self, event: Any) -> str:
         if not event.value.isascii() and any("\ud800" <= char <= "\udfff" for char in event.value):
             raise _Stop(event, "holds half a character (an escape \\ud800 to \\udfff)", "write the character itself")
+        if "\0" in event.value:
+            raise _Stop(event, "holds a NUL character (an escape \\0)", "remove it: no name, path or address has one")
         return str(event.value)
 
     def _tag(self, event: Any) -> str:

@@ -54,6 +54,26 @@ B = "name: b, url: 'http://h2:8000'"
         (fleet(A, more="    tokenizer: nowhere\n"), "models[0].tokenizer", "tokenizer.json"),
         ("gateway: {port: 9}\nadmin: {port: 9}\n", "admin.port", "gateway's port too"),
         ("gateway: {host: h, port: 9}\nadmin: {host: h, port: 9}\n", "admin.port", "gateway's port too"),
+        *(
+            (
+                fleet(f"name: a, url: 'http://{url}:8000'") + f"gateway: {{host: {host}, port: 8000}}\n",
+                "models[0].engines[0].url",
+                "own data port",
+            )
+            for host, url in [
+                ("0.0.0.0", "127.0.0.1"),
+                ("0.0.0.0", "localhost"),
+                ("'::'", "[::1]"),
+                ("127.0.0.1", "localhost"),
+                ("10.0.0.5", "10.0.0.5"),
+            ]
+        ),
+        ("gateway: {extra_paths: [/v1/models]}\n", "gateway.extra_paths[0]", "answered by the gateway itself"),
+        ("gateway: {extra_paths: [/v1/score, /v1/models/x]}\n", "gateway.extra_paths[1]", "by the gateway itself"),
+        *(
+            (f"gateway: {{extra_paths: ['{path}']}}\n", "gateway.extra_paths[0]", "no / at the end")
+            for path in ("/v1/score/", "/v1//score", "/v1/../score", "/./v1", "/")
+        ),
         (fleet(A + ", spec_decode: ngram"), "models[0].engines[0].spec_decode", "'eagle'"),
         (fleet("name: 'a b', url: 'http://h'"), "models[0].engines[0].name", "pattern"),
         (fleet("name: 'a#0', url: 'http://h'"), "models[0].engines[0].name", "pattern"),
@@ -82,6 +102,9 @@ def test_checks_run_beside_other_faults(faults: Faults) -> None:
     [
         "gateway: {port: 0}\nadmin: {port: 0}\n",
         "gateway: {host: 10.0.0.1, port: 9}\nadmin: {port: 9}\n",
+        fleet("name: a, url: 'http://127.0.0.1:9'") + "gateway: {host: 10.0.0.1, port: 9}\n",
+        fleet("name: a, url: 'http://10.0.0.2:9'") + "gateway: {port: 9}\n",
+        "gateway: {extra_paths: [/v1/score, /rerank, /a.b/~c_d-e]}\n",
         fleet(A + ", adapters: [x]", B + ", adapters: [x]"),
         fleet(A + ", events: 'tcp://h1:5557', replay: 'tcp://h1:5657', data_parallel_size: 8"),
         fleet(A + ", kv_events: false"),

@@ -52,6 +52,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ('gateway:\n  host: "\\UFFFFFFFF"\n', 2, "no character"),
         ('gateway:\n  host: "\\ud800"\n', 2, "half a character"),
         ('gateway:\n  "\\udfff": 1\n', 2, "half a character"),
+        ('gateway:\n  engine_api_key_file: "a\\0b"\n', 2, "a NUL character"),
+        ('gateway:\n  "a\\0b": 1\n', 2, "a NUL character"),
     ],
 )
 def test_what_is_not_read_is_named_with_its_line(faults: Faults, text: str, line: int, says: str) -> None:
