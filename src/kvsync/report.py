@@ -19,6 +19,7 @@ from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
 from kvsync.routing.modes import Modes, Moment
 from kvsync.routing.router import Router
+from kvsync.telemetry import logs
 from kvsync.telemetry.aibrix import ZmqFigures
 from kvsync.telemetry.metrics import Metrics
 
@@ -147,6 +148,7 @@ class Report:
         return workers
 
     def _scrape(self) -> None:
+        self._metrics.log_dropped(logs.dropped())
         self._metrics.kv_sync(self._kv_sync.status().state)
         self._metrics.modes(self._modes.workers, self._modes.models)
         remote = self._tokenizing()["remote"]

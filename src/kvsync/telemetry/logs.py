@@ -1,4 +1,4 @@
-"""How the gateway writes its log: one line an event, as text or JSON, on standard error.
+"""How the gateway writes its log: one line an event, as text or JSON, on standard error, by a thread of its own.
 
 What happens once per request or per batch must not fill the log when it goes wrong ten thousand times a second:
 :class:`Throttle` lets one line of a kind through per interval, and says how many it kept back.
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO
+
+from kvsync.telemetry.writer import LineWriter
 
 _LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
@@ -62,15 +64,29 @@ def setup(level: str, form: Literal["text", "json"], stream: TextIO | None = Non
         form: of ``telemetry.log_format``.
         stream: standard error by default.
     """
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = _handler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
+        if isinstance(old, LineWriter):
+            old.close()
     root.addHandler(handler)
     root.setLevel(max(logging.WARNING, _LEVELS[level]))
     logging.getLogger("kvsync").setLevel(_LEVELS[level])
     logging.captureWarnings(True)
+
+
+def dropped() -> int:
+    """Lines of this process's log that could not be written."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineWriter))
+
+
+def _handler(stream: TextIO) -> logging.Handler:
+    try:
+        return LineWriter(stream.fileno())
+    except (AttributeError, OSError, ValueError):  # no file, so nothing that could have to be waited for
+        return logging.StreamHandler(stream)
 
 
 class Throttle:
@@ -116,4 +132,4 @@ class Throttle:
         self._logger.log(level, message, *args, exc_info=exc_info)
 
 
-__all__ = ["JsonFormatter", "TextFormatter", "Throttle", "setup"]
+__all__ = ["JsonFormatter", "TextFormatter", "Throttle", "dropped", "setup"]

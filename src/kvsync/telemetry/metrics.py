@@ -101,6 +101,9 @@ class Metrics:
         self._hints_dropped = families.totals(
             "kvsync_prefix_hints_dropped", "Expected or observed prefixes that had no room.", "kind"
         )
+        self._log_dropped = families.totals(
+            "kvsync_log_lines_dropped", "Log lines that could not be written, or not fast enough."
+        )
         self._contradicted = families.totals(
             "kvsync_observed_contradicted", "Answers without any of the prefix that answers before let expect."
         )
@@ -224,6 +227,10 @@ class Metrics:
             return
         for known in BREAKER_STATES:
             self._breaker(worker, known).set(known == state)
+
+    def log_dropped(self, lines: int) -> None:
+        """Lines of the log that were dropped so far."""
+        self._log_dropped.put(lines)
 
     def hints(self, dropped: Mapping[str, int], contradicted: int) -> None:
         """Of expected and observed prefixes: totals of those that had no room, by kind, and of those proved wrong."""

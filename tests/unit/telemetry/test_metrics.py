@@ -31,6 +31,7 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.routing_failed()
     metrics.breaker(worker, "open")
     metrics.hints({"expected": 1, "observed": 2}, 3)
+    metrics.log_dropped(4)
     metrics.modes({worker: "partial"}, {model: "observed"})
     metrics.load(worker, 3, 400)
     metrics.in_flight(3)
@@ -177,6 +178,7 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("worker_breaker", {"worker": "w", "state": "closed"}, 0),
     ("prefix_hints_dropped_total", {"kind": "observed"}, 2),
     ("observed_contradicted_total", {}, 3),
+    ("log_lines_dropped_total", {}, 4),
     ("worker_mode", {"worker": "w", "mode": "partial"}, 1),
     ("worker_mode", {"worker": "w", "mode": "exact"}, 0),
     ("model_mode", {"model": "m", "mode": "observed"}, 1),
