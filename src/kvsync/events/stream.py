@@ -36,7 +36,8 @@ Theory of operation
     rounds too short for a drop lack what this connection brought before they were asked for.
 
     *Beyond repair.* The missing batch may hold any removal, so all that is known of the worker is forgotten and the
-    stream goes on, no longer ``whole``, with the last unbroken run that waits. It stays so until another process
+    stream goes on, no longer ``whole``, with the last unbroken run that waits. Where none waits, it is forgotten again
+    with the first batch that comes: others may have been missed before it. The stream stays so until another process
     answers, or the buffer turns out to reach back to number 0 still: that is tried with the next probes, unless a round
     has shown that it doesn't. (A clear makes good what the *index* knows; the stream hears nothing of it.)
 
@@ -741,8 +742,7 @@ class Stream:
         if self.last is None:
             if first > self._start:
                 self.counts.lost += first - self._start
-                if self.whole:
-                    self._forget()
+                self._forget()  # even if nothing was applied: see _pick_up
                 self._forget_process()
             elif not self.whole:
                 self._relearn()
@@ -882,8 +882,11 @@ class Stream:
         if seq == 0 and self._anchor is not None:
             self._restart((seq, payload))  # its number 0 was published before
             return
-        if seq == 0 and not self.whole:
-            self._relearn()  # an epoch seen from its beginning, although there is no replay
+        if not self.whole:
+            if seq == 0:
+                self._relearn()  # an epoch seen from its beginning, although there is no replay
+            else:
+                self._forget()  # nothing was applied; but what answers told meanwhile may have gone with a batch missed
         self._forget_process()
         self._next = seq
         self._apply(seq, payload)

@@ -22,6 +22,8 @@ from kvsync.events.stream import (
     Stream,
     stamp,
 )
+from kvsync.index.reference import ReferenceIndex
+from tests import wire
 from tests.unit.events.driver import S, batch, words
 
 # -- the first connection --------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def test_a_dead_replay_endpoint_at_the_start_means_partial_from_wherever_it_begi
         out = s.round(end=False)
     assert out == ["StopReplay", "Forget"]
     assert s.state == "live"
-    assert s.live(7, 8) == [7, 8]
+    assert s.live(7, 8) == ["Forget", 7, 8]
 
 
 def test_a_dead_replay_endpoint_that_comes_alive_makes_an_idle_stream_whole_again() -> None:
@@ -371,7 +373,7 @@ def test_a_reconnect_whose_replay_does_not_answer_forgets() -> None:
     for _ in range(MAX_BARREN_ROUNDS):
         out = s.round(end=False)
     assert out == ["StopReplay", "Forget"]
-    assert s.live(6, epoch=1) == [6]  # whatever it is, nothing older is believed any more
+    assert s.live(6, epoch=1) == ["Forget", 6]  # whatever it is, nothing older is believed any more
 
 
 def test_a_reconnect_whose_buffer_begins_right_behind_proves_nothing() -> None:
@@ -447,7 +449,7 @@ def test_a_publisher_that_restamps_its_replays_is_not_asked_forever() -> None:
         s.round(0, 1, epoch=20 + n)
     assert s.round(1, epoch=50)[-1] == "Forget"
     assert s.state == "live"
-    assert s.live(2, epoch=60) == [2]
+    assert s.live(2, epoch=60) == ["Forget", 2]
 
 
 def test_timestamps_are_remembered_for_a_bounded_number_of_batches() -> None:
@@ -484,7 +486,7 @@ def test_without_replay_a_stream_is_partial_unless_it_begins_at_zero() -> None:
     s = S(can_replay=False)
     assert s.connected() == ["Forget"]
     assert s.state == "live"
-    assert s.live(4, 5) == [4, 5]
+    assert s.live(4, 5) == ["Forget", 4, 5]
     assert not s.stream.whole
     whole = S(can_replay=False)
     whole.connected()
@@ -507,8 +509,36 @@ def test_without_replay_a_reconnect_forgets() -> None:
     s.live(0, 1)
     s.disconnected()
     assert s.connected() == ["Forget"]
-    assert s.live(2) == [2]
+    assert s.live(2) == ["Forget", 2]
     assert not s.stream.whole
+
+
+@pytest.mark.parametrize("can_replay", [False, True])
+def test_what_answers_told_before_the_first_batch_of_a_connection_is_forgotten(can_replay: bool) -> None:
+    """What was published between the handshake and the subscription never comes: here, the removal of a block that an
+    answer had told of."""
+    index = ReferenceIndex()
+    index.add_worker("w", "m")
+    index.apply("w", wire.batch(wire.stored([9], [9] * 4)))
+    s = S(can_replay=can_replay)
+    index_actions = {"Forget": index.forget, "NewEpoch": index.new_epoch, "Relearn": index.relearn}
+
+    def carry_out(*actions: object) -> None:
+        for action in actions:
+            if action in index_actions:
+                index_actions[str(action)]("w")
+
+    carry_out(*s.connected())
+    for _ in range(MAX_BARREN_ROUNDS if can_replay else 0):
+        carry_out(*s.round(end=False))
+    assert s.stream.current
+    match = index.match([1] * 5, "m")["w"]
+    assert index.observe("w", [1] * 5, "m", 4, match.credit, match.as_of, 120.0) == "steady"
+    assert index.match([1] * 5, "m")["w"].credit == 4
+    later = index.match([2] * 5, "m")["w"].as_of
+    carry_out(*s.live(7))
+    assert index.match([1] * 5, "m")["w"].credit == 0
+    assert index.observe("w", [2] * 5, "m", 4, 0, later, 120.0) == "evicted"
 
 
 def test_without_replay_a_restart_is_whole_again_from_zero_only() -> None:
@@ -535,7 +565,7 @@ def test_without_replay_what_came_before_the_connection_is_not_used() -> None:
     assert s.live(3) == []
     assert s.connected() == ["Forget"]
     assert s.counts.discarded == 1
-    assert s.live(2) == [2]
+    assert s.live(2) == ["Forget", 2]
 
 
 # -- probes and silence ----------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ def test_resync_forgets_at_once_and_follows_the_epoch_anew() -> None:
 def test_resync_of_an_engine_whose_buffer_no_longer_reaches_back_leaves_what_it_has() -> None:
     s = S().caught_up(5)
     s.resync()
-    assert s.round(3, 4, 5) == [3, 4, 5, "StopReplay", ("ask", 5)]
+    assert s.round(3, 4, 5) == ["Forget", 3, 4, 5, "StopReplay", ("ask", 5)]
     assert s.round(5) == ["StopReplay"]
     assert s.state == "live"
     assert not s.stream.whole
-    assert s.counts.forgotten == 1
+    assert s.counts.forgotten == 2
     assert s.counts.lost == 3
 
 

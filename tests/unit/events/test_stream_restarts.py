@@ -48,7 +48,7 @@ def test_an_epoch_that_is_picked_up_is_not_held_against_what_was_known_before() 
     s.live(*range(10))
     s.disconnected()
     s.connected()
-    assert s.live(20, epoch=1) == [20]
+    assert s.live(20, epoch=1) == ["Forget", 20]
     assert s.live(21, epoch=1) == [21]
     assert s.counts.epochs == 0
 
@@ -384,7 +384,7 @@ def test_a_replay_endpoint_of_another_engine_is_found_out() -> None:
             break
     assert rounds < 20
     assert s.state == "live"
-    assert s.live(seq, epoch=2) == [seq]
+    assert s.live(seq, epoch=2) == ["Forget", seq]
     assert s.later(PROBE_INTERVAL) == []
     s.disconnected()
     assert s.connected() != [], "another connection, another try"
@@ -404,7 +404,7 @@ def test_an_engine_that_keeps_no_buffer_is_found_out() -> None:
             out = s.round()
     assert rounds < 20
     assert s.counts.epochs <= MAX_RESTARTS + 1
-    assert s.live(seq, seq + 1) == [seq, seq + 1]
+    assert s.live(seq, seq + 1) == ["Forget", seq, seq + 1]
     assert s.later(PROBE_INTERVAL, served=s.now + SILENCE) == []
 
 
