@@ -134,6 +134,15 @@ def transfer_params(field: str) -> Problem:
     )
 
 
+def full_reports() -> Problem:
+    return Problem(
+        403,
+        "kv_cache_report_mode is not for tenants: the engine's events would say less of all requests",
+        reason="full_reports",
+        param="vllm_xargs",
+    )
+
+
 def salt_not_string() -> Problem:
     return Problem(400, "cache_salt must be a string", reason="salt_not_string", param="cache_salt")
 

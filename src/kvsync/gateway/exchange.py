@@ -28,9 +28,9 @@ from kvsync.gateway.http1 import ClientConnection, Running
 from kvsync.gateway.inject import ask_for_usage
 from kvsync.gateway.ports import Fleet, JsonObject, OnAnswer, Outcome, Routing, Telemetry, Ticket, Tokenizing
 from kvsync.gateway.reader import Admitted, Request
+from kvsync.gateway.refusals import refuse_beyond_tenant
 from kvsync.gateway.relay import Relay
 from kvsync.gateway.salts import Salts
-from kvsync.gateway.transfers import refuse_transfers
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import JOIN_BELOW, ConnectFailed, UpstreamConnection, Upstreams
 from kvsync.routing.decision import Decision, Query
@@ -145,7 +145,7 @@ class Exchange:
             if model is None:
                 raise errors.no_such_model(name)
             if self._rooms.tenants.closed:
-                refuse_transfers(asked)
+                refuse_beyond_tenant(asked)
             request = self._request
             request.body = self._rooms.salts.apply(self._tenant, self._route.path, asked, request.body)
             if self._rooms.inject_usage:

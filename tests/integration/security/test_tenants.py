@@ -224,6 +224,20 @@ async def test_no_tenant_has_an_engine_load_a_cache_from_elsewhere(field: bytes)
         assert (await (await home.client()).ask(body)).body == body
 
 
+async def test_no_tenant_has_an_engine_report_in_a_way_that_spoils_its_counts() -> None:
+    """One request to each engine would do, for everybody's requests, until the engines restart."""
+    body = b'{"model": "m", "vllm_xargs": {"kv_cache_report_mode": "full"}}'
+    async with house(echo, tenants=tenants()) as home:
+        client = await home.client()
+        answer = await client.ask(body, b"/v1/completions", BEARER)
+        assert (answer.status, home.engine.requests) == (403, [])
+        assert home.counters.answers["/v1/completions", 403, "full_reports"] == 1
+        harmless = body.replace(b"full", b"incremental")
+        assert (await client.ask(harmless, b"/v1/completions", BEARER)).body == harmless
+    async with house(echo) as home:  # without tenants everything passes
+        assert (await (await home.client()).ask(body)).body == body
+
+
 async def test_a_large_body_is_edited_too() -> None:
     body = b'{"model": "m", "prompt": [%b]}' % b",".join([b"17"] * 400_000)
     async with house(echo, tenants=tenants(**SALTING), tokenizing=AtOnce(), **SALTING) as home:
