@@ -1,7 +1,7 @@
 """What a tenant may not ask of an engine, because it reaches beyond that tenant.
 
-- *Transfers.* vLLM's connectors for disaggregated serving take ``kv_transfer_params`` from a request's body, with a host,
-  a port and block numbers. Whoever may send them reaches addresses that nobody listed, and blocks of other tenants.
+- *Transfers.* vLLM's connectors for disaggregated serving take ``kv_transfer_params`` from a request's body, with a
+  host, a port and block numbers. Whoever may send them reaches addresses that nobody listed, and others' blocks.
 - *Full reports.* ``kv_cache_report_mode=full`` makes an engine announce blocks again that it announced before. From one
   such request on, until the engine restarts, its counts can't be relied on, for anybody's requests.
 """
