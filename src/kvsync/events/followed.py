@@ -81,6 +81,12 @@ class Followed:
         self._outdated: float | None = math.inf if before is not None and before.outdated else None
         """Batches up to this number tell of a cache that is gone, and so do those behind it up to the next clear;
         infinity while it is open which number that is. ``None``: none do."""
+        self._answers = 1
+        """Replay rounds that must have been answered until one was asked for after the sleep was known."""
+        self._behind: int | None = None
+        """The last number that such a round left known: all that was published before the sleep is up to there."""
+        self.overlooked = False
+        """The clear must have come before it could be told from an earlier one."""
         self._pause = RECONNECT_FIRST
         self._curve = curve
 
@@ -122,21 +128,42 @@ class Followed:
     def fell_asleep(self) -> None:
         self.asleep = True
         self._outdated = math.inf
+        self._answers = self.stream.counts.replays_answered + 2  # one may be under way
+        self._behind = None
         self.caught_up()
 
     def caught_up(self) -> None:
         """Note how far the batches of before a sleep reach, once all that was published is known."""
-        if self._outdated == math.inf and self.stream.current:
-            self._outdated = -1 if self.stream.last is None else self.stream.last
+        if self._outdated is None or not self.stream.current:
+            return
+        last = -1 if self.stream.last is None else self.stream.last
+        if self._outdated == math.inf:
+            self._outdated = last
+        if self._behind is None and self.stream.counts.replays_answered >= self._answers:
+            self._behind = last
+
+    def numbered_anew(self) -> None:
+        """What comes from now on may be of another process than the numbers noted."""
+        self._behind = None
+        self._answers = self.stream.counts.replays_answered + 1
 
     def renewed(self) -> None:
         """Another process answers, whose cache is what its batches say."""
         self._outdated = None
 
     def judge(self, seq: int, payload: bytes) -> None:
-        """Look whether a batch has the clear that an engine publishes with its first step after a sleep."""
-        if self._outdated is not None and seq > self._outdated and self._clears(payload):
+        """Look whether a batch has the clear that an engine publishes with its first step after a sleep.
+
+        A batch that was certainly published after the sleep and has none is not the first one: then the clear came
+        before, unnoticed among what was published while the stream was behind, or was lost.
+        """
+        if self._outdated is None:
+            return
+        if seq > self._outdated and self._clears(payload):
             self._outdated = None
+        elif self._behind is not None and seq > self._behind:
+            self._outdated = None
+            self.overlooked = True
 
     def _clears(self, payload: bytes) -> bool:
         if b"AllBlocksCleared" not in payload:  # spares the decoding of nearly all

@@ -473,15 +473,20 @@ class Reader:
                     self._throttle.log(logging.INFO, f"{worker} epoch", "%s: a new epoch begins", worker)
                 case Relearn():
                     self._feed.hand_over()
+                    followed.numbered_anew()
                     self._sink.relearn(worker)
                     self._throttle.log(logging.INFO, f"{worker} relearn", "%s: its epoch is replayed from 0", worker)
         if outdated:
             self._feed.hand_over()
             self._sink.forget(worker)
+        followed.caught_up()
         if followed.stream.state is not followed.judged:
             followed.judged = followed.stream.state
-            followed.caught_up()
             self._tell_usable(followed)
+        if followed.overlooked:
+            followed.overlooked = False
+            log.info("%s: the clear of its last sleep is behind; followed anew", worker)
+            self._carry_out(followed, followed.stream.resync(self._clock()))
 
     def _tell_usable(self, followed: Followed) -> None:
         if followed.usable is not followed.relied_on:

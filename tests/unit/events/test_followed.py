@@ -10,7 +10,7 @@ import pytest
 from kvsync.events.contracts import Target
 from kvsync.events.followed import RECONNECT_FIRST, RECONNECT_LAST, Followed
 from kvsync.events.sockets import WorkerSockets
-from kvsync.events.stream import Budget, Stream
+from kvsync.events.stream import PROBE_INTERVAL, Budget, Stream
 from tests import wire
 
 TARGET = Target("a", "a", "a", "m", 0, "tcp://127.0.0.1:5557", None)
@@ -22,9 +22,11 @@ class NoSockets:
         self.faults: Counter[str] = Counter()
 
 
-def followed(*, before: Followed | None = None, applied: int = 0, curve: bool = False) -> Followed:
-    """With a stream that has no replay and got so many batches."""
-    stream = Stream(can_replay=False, budget=Budget(1 << 20), replay_timeout=1.0, replay_round_timeout=1.0)
+def followed(
+    *, before: Followed | None = None, applied: int = 0, curve: bool = False, replay: bool = False
+) -> Followed:
+    """With a stream that has no replay, unless told, and got so many batches."""
+    stream = Stream(can_replay=replay, budget=Budget(1 << 20), replay_timeout=1.0, replay_round_timeout=1.0)
     it = Followed(TARGET, stream, cast(WorkerSockets, NoSockets()), 0.0, before=before, curve=curve)
     if applied:
         stream.connected(0.0)
@@ -69,6 +71,45 @@ def test_nothing_ends_the_doubts_before_all_is_known_that_was_published() -> Non
     assert it.outdated
     it.judge(11, CLEAR)
     assert not it.outdated
+
+
+def test_a_clear_that_came_unnoticed_ends_them_with_the_next_batch() -> None:
+    """The engine slept, woke and stored while its stream was behind: which clear is that of the sleep can't be told."""
+    it = followed(replay=True)
+    it.fell_asleep()
+    it.stream.connected(0.0)
+    for _ in range(2):  # the sleep was known before the first connection: the first round would do
+        it.stream.replay_started(0.0)
+        it.stream.replayed(0, CLEAR, 0.0)
+        it.judge(0, CLEAR)
+        it.stream.replay_ended(0.0)
+        it.caught_up()
+    assert it.stream.current
+    it.judge(0, wire.batch(ts=1.0, rank=0))
+    assert it.outdated, "nothing shows that the clear has come"
+    it.judge(1, wire.batch(ts=2.0, rank=0))
+    assert (it.outdated, it.overlooked) == (False, True)
+
+
+def test_a_round_asked_before_the_sleep_was_known_does_not_show_what_was_published_before_it() -> None:
+    it = followed(replay=True)
+    it.stream.connected(0.0)
+    it.stream.replay_started(0.0)
+    it.fell_asleep()
+    it.stream.replay_ended(0.0)
+    it.caught_up()
+    assert it.stream.current
+    it.judge(0, wire.batch(ts=1.0, rank=0))
+    assert it.outdated, "it may have been under way before the sleep"
+    it.stream.live(0, wire.batch(ts=1.0, rank=0), 0.0)
+    it.stream.tick(PROBE_INTERVAL)
+    it.stream.replay_started(PROBE_INTERVAL)
+    it.stream.replayed(0, wire.batch(ts=1.0, rank=0), PROBE_INTERVAL)
+    it.stream.replay_ended(PROBE_INTERVAL)
+    it.caught_up()
+    it.numbered_anew()
+    it.judge(1, wire.batch(ts=2.0, rank=0))
+    assert it.outdated, "another process's, perhaps, with numbers of its own"
 
 
 def test_another_process_ends_them_and_a_new_registration_does_not() -> None:
