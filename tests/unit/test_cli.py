@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvsync.cli.process import clients_within
+
 BLOCK = "import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
 EXTRAS = ("zmq", "tokenizers", "jinja2", "rich", "kvsync_core")
 
@@ -55,6 +57,12 @@ print(allow_files({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.split() == [str(now), str(now), str(hard)]
+
+
+@pytest.mark.parametrize(("files", "clients"), [(21_024, 10_000), (20_000, 9_488), (4_096, 1_536), (120, 30), (1, 1)])
+def test_no_more_clients_are_taken_than_files_allow_with_their_engine_connections(files: int, clients: int) -> None:
+    """Else idle clients take the last file, no engine can be reached, and all of them seem to have failed."""
+    assert clients_within(files) == clients
 
 
 def test_what_is_there_at_the_start_is_looked_at_no_more_by_the_collector() -> None:

@@ -6,6 +6,8 @@ import gc
 import resource
 from typing import Final
 
+OTHER_FILES: Final = 1024
+"""Open files beside clients and their engine connections: event streams, tokenizers, logs."""
 YOUNG: Final = 10_000
 """Containers made since the last look at young ones. Python's 700 means a look every few requests."""
 
@@ -20,6 +22,11 @@ def allow_files(wanted: int) -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
+def clients_within(files: int) -> int:
+    """Client connections that may be open at once where so many files may: each may need another to its engine."""
+    return max(1, (files - min(OTHER_FILES, files // 2)) // 2)
+
+
 def settle_collector() -> None:
     """Everything that is there now stays: the collector need not look at it again, and at new things less often.
 
@@ -30,4 +37,4 @@ def settle_collector() -> None:
     gc.set_threshold(YOUNG, 10, 100)
 
 
-__all__ = ["allow_files", "settle_collector"]
+__all__ = ["OTHER_FILES", "allow_files", "clients_within", "settle_collector"]

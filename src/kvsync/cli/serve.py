@@ -10,13 +10,10 @@ from pathlib import Path
 
 import click
 
-from kvsync.cli.process import allow_files, settle_collector
+from kvsync.cli.process import OTHER_FILES, allow_files, clients_within, settle_collector
 from kvsync.config import ConfigError, Settings, load
 
 log = logging.getLogger("kvsync")
-
-OTHER_FILES = 1024
-"""Open files beside clients and their engine connections: event streams, tokenizers, logs."""
 
 
 @click.command()
@@ -106,12 +103,15 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
         loop.add_signal_handler(number, asked_to_end)
     clients = settings.gateway.max_connections
     allowed = allow_files(2 * clients + OTHER_FILES)
-    if allowed < clients + OTHER_FILES:
+    if (room := clients_within(allowed)) < clients:
         log.warning(
-            "only %d files may be open, too few for gateway.max_connections = %d: allow more (ulimit -Hn), or lower it",
+            "only %d files may be open: at most %d client connections are taken, not gateway.max_connections = %d; "
+            "allow more files (ulimit -Hn), or lower it",
             allowed,
+            room,
             clients,
         )
+        app.gateway.max_connections = room
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
     settle_collector()

@@ -23,6 +23,7 @@ Outcome: TypeAlias = Literal[
     "connect_timeout",
     "connect_failed",
     "tls_failed",
+    "no_resources",
     "send_timeout",
     "reset",
     "bad_answer",
@@ -32,6 +33,7 @@ Outcome: TypeAlias = Literal[
     "shutdown",
 ]
 """How one try at one worker ended. ``ok``, ``request_error`` (4xx) and ``engine_error`` (5xx) are whole answers;
+``no_resources``: this process has no file or port left for a connection, which says nothing of the engine.
 ``upstream_died`` and ``idle_timeout`` cut an answer short; ``send_timeout`` (the engine does not read the request),
 ``reset`` and ``bad_answer`` come before the status line."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
 from kvsync.config import GatewaySettings, Settings
@@ -21,6 +22,8 @@ from kvsync.gateway.salts import Salts
 from kvsync.gateway.tls import PortTls
 from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import Upstreams
+
+_log = logging.getLogger(__name__)
 
 TICK = 0.25
 """Seconds between two looks at the deadlines; a quarter of the shortest timeout where that is less."""
@@ -95,6 +98,8 @@ class Gateway:
             settings.upstream_idle,
         )
         self._every = min(TICK, shortest / 4)
+        self.max_connections = settings.max_connections
+        """Lowered by whoever finds that the process may open too few files for as many."""
 
     @property
     def draining(self) -> bool:
@@ -160,7 +165,7 @@ class Gateway:
         }
 
     def opened(self, connection: ClientConnection) -> None:
-        beyond = len(self._connections) - self._settings.max_connections
+        beyond = len(self._connections) - self.max_connections
         self._connections.add(connection)
         if beyond < 0:
             self._telemetry.connection("opened")
@@ -182,9 +187,14 @@ class Gateway:
     def _sweep(self) -> None:
         now = self._loop.time()
         for connection in list(self._connections):
-            connection.check(now)
-            if self._proxy.draining:
-                connection.drain()
+            try:
+                connection.check(now)
+                if self._proxy.draining:
+                    connection.drain()
+            except Exception:
+                # All deadlines of all connections come from here: a fault in one must not end them.
+                _log.exception("looking after a connection failed with an exception; it is closed")
+                connection.abort("shutdown")
         self._upstreams.sweep(now)
         self._tick = self._loop.call_later(self._every, self._sweep)
 

@@ -12,6 +12,7 @@ What must always hold:
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -30,6 +31,9 @@ JOIN_BELOW = 64 << 10
 """Bodies up to this are sent together with their head."""
 PIECES_PER_TURN = 4096
 """Pieces of a body after which other connections have their turn."""
+
+
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class ConnectFailed(Exception):
@@ -329,7 +333,8 @@ class Upstreams:
         except ssl.SSLError as error:
             raise ConnectFailed("tls_failed", str(error)) from error
         except (OSError, ValueError) as error:
-            raise ConnectFailed("connect_failed", str(error)) from error
+            own = isinstance(error, OSError) and error.errno in _OWN_LIMITS
+            raise ConnectFailed("no_resources" if own else "connect_failed", str(error)) from error
         return connection
 
     def keep(self, connection: UpstreamConnection) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvsync.gateway import exchange
+from kvsync.routing.breaker import ANSWERING, REACHING
 from tests.integration.gateway.harness import (
     BODY,
     GOOD,
@@ -114,6 +117,44 @@ async def test_a_name_that_does_not_resolve_is_retried_elsewhere() -> None:
     async with house(GOOD, urls=["http://nowhere.invalid:80", "http://:0"], connect_timeout=5) as home:
         assert (await (await home.client()).ask()).body == b"good"
         assert [outcome for _, (outcome,) in ends(home)] == ["connect_failed", "connect_failed", "ok"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+async def test_a_want_of_files_or_ports_is_not_the_engine_s_failure(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Idle clients can bring it about; no engine may rest for that."""
+    async with house(GOOD, retries=0) as home:
+        client = await home.client()
+
+        async def none_left(*_: object, **__: object) -> None:
+            raise OSError(number, "no more")
+
+        loop = SimpleNamespace(create_connection=none_left, time=asyncio.get_running_loop().time)
+        monkeypatch.setattr(home.gateway._upstreams, "loop", loop)
+        answer = await client.ask()
+        assert (answer.status, answer.message) == (502, "no engine could answer (no_resources)")
+        assert ends(home) == [("engine-0", ["no_resources"])]
+        assert "no_resources" not in {*REACHING, *ANSWERING}
+
+
+async def test_a_fault_in_one_connection_s_deadlines_does_not_end_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(stall, first_byte_timeout=0.2) as home:
+        faulty = await home.client()
+        await faulty.send(post())
+        await eventually(lambda: home.gateway.open_connections() == 1)
+        (connection,) = home.gateway._connections
+
+        def broken(_: float) -> None:
+            raise RuntimeError("a fault of ours")
+
+        monkeypatch.setattr(connection, "check", broken)
+        assert (await (await home.client()).ask()).status == 504
+        assert await faulty.ended() == b""
+        await eventually(lambda: home.gateway.open_connections() == 1)
+        assert caplog.text.count("looking after a connection failed") == 1
 
 
 async def test_retries_end(refused: str) -> None:
