@@ -88,6 +88,20 @@ def test_a_truncated_buffer_makes_the_stream_partial_and_it_goes_on() -> None:
     assert s.counts.lost == 500
 
 
+def test_a_first_number_that_is_not_0_is_a_loss_however_small() -> None:
+    s = S()
+    s.connected()
+    assert s.round(1)[:2] == ["Forget", 1]
+
+
+def test_what_came_live_on_an_earlier_connection_proves_nothing_on_the_next() -> None:
+    s = S().caught_up(5)
+    s.live(6)
+    s.disconnected()
+    s.connected()
+    assert s.round(6, 7) == [7, "StopReplay", ("ask", 7)], "its tail may be missing"
+
+
 def test_a_busy_engine_is_caught_up_once_the_replay_meets_the_live_batches() -> None:
     """Every round brings something new there, so waiting for an empty one would never end."""
     s = S()

@@ -73,6 +73,19 @@ def test_resync_meets_another_process() -> None:
         assert s.stream.whole
 
 
+def test_where_a_resync_went_on_is_forgotten_with_its_connection() -> None:
+    """Found by the model: the number to go on with was taken over, and hid that nothing was published yet."""
+    s = S().caught_up(0)
+    s.live(1)
+    s.resync()
+    s.dead_rounds()
+    s.disconnected()
+    s.connected()
+    assert s.round() == ["StopReplay", "Relearn"]
+    assert s.stream.whole
+    assert s.live(0, epoch=1) == [0]
+
+
 def test_resync_without_replay_forgets_and_goes_on() -> None:
     s = S(can_replay=False)
     s.connected()
@@ -240,6 +253,15 @@ def test_a_replay_that_repeats_and_goes_back_costs_nothing_but_a_count() -> None
     s.connected()
     assert s.round(0, 1, 1, 0, 0, 1, 2)[:3] == [0, 1, 2]
     assert s.counts.stray == 4
+
+
+def test_a_replay_that_denies_what_came_live_leaves_nothing_behind() -> None:
+    s = S().caught_up(1)
+    s.live(3)
+    assert s.round(1, 4) == ["StopReplay", ("ask", 1)]
+    assert s.round(1, 4) == ["StopReplay", 4]
+    assert s.state == "live"
+    assert s.budget.used == 0
 
 
 def test_a_number_without_end_is_held_and_given_back() -> None:

@@ -110,6 +110,32 @@ class History(RuleBasedStateMachine):
             self.world.subscribe()
         self.publish(steps, then)
 
+    @rule(
+        steps=st.lists(DEEDS, min_size=3, max_size=9),
+        told=st.booleans(),
+        drops=st.lists(st.booleans(), min_size=2, max_size=9),
+        times=st.integers(1, 3),
+        then=THEN,
+    )
+    def outage(self, steps: list[list[int]], told: bool, drops: list[bool], times: int, then: str) -> None:
+        """Many batches are lost; the next one tells of it, or a probe does, and replies are dropped as well."""
+        self.world.settle()
+        for deeds in steps:
+            self.world.publish(deeds, lost=True)
+        if told:
+            self.world.publish([0, BLOCKS, 1])
+        else:
+            self.world.tick(61.0)
+        self.answer(drops, True, None, 1000, times)
+        self.go_on(then)
+
+    @rule(meanwhile=STEPS, steps=STEPS, then=THEN)
+    def replaced(self, meanwhile: list[tuple[list[int], bool]], steps: list[tuple[list[int], bool]], then: str) -> None:
+        """All is well, and another process takes over which nobody has heard of until it has come just as far."""
+        self.world.settle()
+        self.publish(meanwhile, "read")
+        self.restart(True, 0, True, 0, steps, then)
+
     @rule(cut_at=st.integers(0, 3))
     def disconnect(self, cut_at: int) -> None:
         self.world.drain(cut_at, 0)

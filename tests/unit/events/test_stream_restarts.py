@@ -240,7 +240,8 @@ def test_the_stamp_of_the_asked_number_outlasts_the_memory_of_stamps() -> None:
     s = S().caught_up(5)
     s.live(6, epoch=1)
     s.live(*range(7, 7 + REMEMBERED), epoch=1)
-    assert s.round(5, epoch=1)[:2] == ["StopReplay", "Relearn"]
+    s.started()
+    assert s.replayed(5, epoch=1)[:2] == ["StopReplay", "Relearn"]
 
 
 def test_such_a_restart_is_not_seen_where_the_buffer_lacks_the_number_before() -> None:
@@ -272,6 +273,15 @@ def test_a_waiting_batch_older_than_what_the_replay_brings_before_it_is_not_appl
     s.live(2)
     assert s.round(0, 1, epoch=1) == [0, 1, "StopReplay", ("ask", 1)]
     assert s.counts.disorders == 1
+    assert s.budget.used == 0
+
+
+def test_a_run_that_waits_ends_where_its_timestamps_go_back() -> None:
+    s = S()
+    s.connected()
+    s.live(3)
+    s.live(4, 5, epoch=EARLIER)
+    assert s.dead_rounds() == ["StopReplay", "Forget", 4, 5]
     assert s.budget.used == 0
 
 
