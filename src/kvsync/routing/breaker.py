@@ -9,7 +9,7 @@ What is remembered is of two kinds, and a worker may be chosen when both permit 
   healthy ranks would clear the memory of a broken one each time.
 
 A 4xx is the request's fault: it says that the engine can be reached, and nothing of how it answers. A client that
-leaves and our own shutdown say nothing at all.
+leaves, our own shutdown and our own want of files or ports say nothing at all.
 
 A breaker that opened lets nobody through for :data:`FIRST_REST` seconds, doubling with each opening to
 :data:`LONGEST_REST`; then one request at a time tries (*half-open*): the next is let through when the answer of the one

@@ -46,7 +46,7 @@ def state(guard: Guard) -> str:
 
 
 def test_every_outcome_of_the_gateway_is_weighed_or_says_nothing() -> None:
-    assert set(get_args(Outcome)) - set(REACHING) - set(ANSWERING) == {"client_gone", "shutdown"}
+    assert set(get_args(Outcome)) - set(REACHING) - set(ANSWERING) == {"client_gone", "shutdown", "no_resources"}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_4xx_is_neither_success_nor_failure(breakers: Breakers) -> None:
     assert state(guard) == "open"
 
 
-@pytest.mark.parametrize("outcome", ["client_gone", "shutdown", "request_error"])
+@pytest.mark.parametrize("outcome", ["client_gone", "shutdown", "no_resources", "request_error"])
 def test_what_says_nothing_opens_nothing(breakers: Breakers, outcome: str) -> None:
     guard = breakers.guard(A, "a")
     fails(guard, *[outcome] * 50)
@@ -134,7 +134,7 @@ def test_a_trial_that_fails_opens_it_again_for_twice_as_long(breakers: Breakers,
     assert state(guard) == "half-open"
 
 
-@pytest.mark.parametrize("outcome", ["client_gone", "shutdown", "request_error"])
+@pytest.mark.parametrize("outcome", ["client_gone", "shutdown", "no_resources", "request_error"])
 def test_a_trial_that_says_nothing_makes_room_for_the_next(breakers: Breakers, clock: Clock, outcome: str) -> None:
     guard = breakers.guard(A, "a")
     fails(guard, *["engine_error"] * 3)
