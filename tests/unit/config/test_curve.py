@@ -37,7 +37,7 @@ def test_all_of_them(secret_file: Path) -> None:
 
 def test_none_of_them() -> None:
     curve = load(None, {}, {}).events.curve
-    assert curve.server_key is curve.public_key is curve.secret_key_file is None
+    assert (curve.server_key, curve.public_key, curve.secret_key_file) == (None, None, None)
 
 
 def test_all_that_is_missing_is_named_at_once(faults: Faults) -> None:
