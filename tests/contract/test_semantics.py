@@ -10,7 +10,7 @@ import pytest
 
 from kvsync.events.decode import decode_batch
 from kvsync.events.types import Embeds, Image
-from kvsync.index.match import Index, Match
+from kvsync.index.match import Index, Match, Trust
 from tests.contract.face import M, W, counts, credit, look, states
 from tests.wire import as_array, batch, cleared, removed, stored
 
@@ -306,6 +306,19 @@ def test_a_batch_that_was_not_applied_does_not_follow_a_mark(index: Index, what:
     index.apply(W, what)
     index.new_epoch(W)
     assert not counts_again(index)
+
+
+def test_a_batch_that_comes_while_suspended_does_not_follow_a_mark(index: Index) -> None:
+    """It may have waited for a gap's repair, and be of the process before the one that the request went to."""
+    index.add_worker(W, M)
+    index.suspend(W)
+    index.mark_reannouncing(W)
+    index.apply(W, batch(stored(["a"], range(4))))
+    index.resume(W)
+    index.new_epoch(W)
+    assert not counts_again(index)
+    index.new_epoch(W)
+    assert counts_again(index)
 
 
 def test_each_kind_of_mark_ends_by_itself(fed: Callable[..., Index]) -> None:
@@ -636,10 +649,16 @@ def test_what_may_have_removed_forgets(fed: Callable[..., Index], loss: bytes, c
     assert look(index, range(5)) == Match(4, 0, {"gpu": 4}, "exact")
 
 
-@pytest.mark.parametrize("skipped", [["BlockTouched", [1]], ["BlockStored"], ["BlockStored", [1.5]]])
-def test_what_can_not_have_removed_costs_itself_only(fed: Callable[..., Index], skipped: Any) -> None:
+@pytest.mark.parametrize(
+    ("skipped", "trust"),
+    [(["BlockTouched", [1]], "exact"), (["BlockStored"], "partial"), (["BlockStored", [1.5]], "partial")],
+)
+def test_what_can_not_have_removed_costs_itself_only(fed: Callable[..., Index], skipped: Any, trust: Trust) -> None:
+    """But a store that is missing is missing: what is known is not complete."""
     index = fed(stored([1], range(4)), skipped, stored([2], range(4, 8), parent=1))
-    assert look(index, range(9)) == Match(8, 0, {"gpu": 8}, "exact")
+    assert look(index, range(9)) == Match(8, 0, {"gpu": 8}, trust)
+    index.apply(W, batch(cleared()))
+    assert look(index, range(9)).trust == "exact"
 
 
 def test_the_rest_of_the_batch_applies_after_a_loss_inside_it(fed: Callable[..., Index]) -> None:
@@ -679,7 +698,9 @@ def test_batches_of_another_rank_are_dropped(index: Index) -> None:
     assert (credit(index, range(5)), counts(index)["wrong_rank"]) == (0, 1)
     index.apply(W, batch(stored([1], range(4)), rank=1))
     index.apply(W, batch(stored([2], range(4, 8), parent=1), rank=None))
-    assert credit(index, range(9)) == 8
+    assert look(index, range(9)) == Match(8, 0, {"gpu": 8}, "partial"), "what the other batch told is not known"
+    index.relearn(W)
+    assert look(index, range(9)).trust == "exact"
 
 
 # -- workers

@@ -24,7 +24,8 @@ Marks
     of requests that make events say less (:meth:`mark_reannouncing`, :meth:`mark_hidden_keys`) end with a new epoch
     only. Not with a clear: an engine tells of it with its next step, so it may be older than the request and stand
     before the blocks of the very request that was marked. A mark that no batch followed yet outlives one new epoch:
-    the request may have gone to the new process. :meth:`relearn` and registering the worker again keep marks,
+    the request may have gone to the new process. (A batch that comes while the worker is suspended does not count: it
+    may be one of the old process that waited.) :meth:`relearn` and registering the worker again keep marks,
     :meth:`remove_worker` ends them.
 
 Placement
@@ -42,8 +43,9 @@ Placement
 
 Forgetting
     What can't be read may have been a removal: an undecodable batch, or a skipped event that may remove, forgets the
-    whole worker and leaves it ``partial`` until a clear, a new epoch or learning anew. ``AllBlocksCleared`` clears all
-    tiers: it does not say which, and that is the sound reading.
+    whole worker and leaves it ``partial`` until a clear, a new epoch or learning anew. A store that can't be read, and
+    a batch that names another rank, cost themselves only, and leave it ``partial`` likewise. ``AllBlocksCleared``
+    clears all tiers: it does not say which, and that is the sound reading.
 
 Trust
     ``none`` when soundness is unknown: a group kind without a proven rule, several groups without kinds or of differing

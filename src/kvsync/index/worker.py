@@ -155,11 +155,13 @@ class Worker:
         rank = self.facts.rank
         if rank is not None and batch.data_parallel_rank is not None and batch.data_parallel_rank != rank:
             self.counts["wrong_rank"] += 1
+            self.lost = True
             return
         self.counts["batches"] += 1
         for event in batch.events:
             self._event(event)
-        self.marks = dict.fromkeys(self.marks, False)
+        if not self.suspended:  # else it may be of the process before
+            self.marks = dict.fromkeys(self.marks, False)
 
     def _event(self, event: KVEvent | SkippedEvent) -> None:
         match event:
@@ -173,6 +175,8 @@ class Worker:
                 self.counts[f"skipped_{event.reason}"] += 1
                 if event.may_remove:
                     self.forget()
+                elif event.reason != "unknown_tag":  # a store
+                    self.lost = True
 
     def _stored(self, event: BlockStoredEvent) -> None:
         tier = tier_of(event.medium)

@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 
 use crate::adoption::Names;
 use crate::counts::{Counted, Counts};
-use crate::event::{EngineHash, Event, ExtraKey, Removed, Stored, Tier};
+use crate::event::{EngineHash, Event, ExtraKey, Removed, SkipReason, Stored, Tier};
 use crate::hits::Kind;
 use crate::observed::Runs;
 use crate::parked::Parked;
@@ -179,6 +179,7 @@ impl Worker {
             && ours != theirs
         {
             self.counts.add(Counted::WrongRank);
+            self.lost = true;
             return;
         }
         self.counts.add(Counted::Batches);
@@ -191,11 +192,16 @@ impl Worker {
                     self.counts.add(reason);
                     if may_remove {
                         self.forget();
+                    } else if reason != SkipReason::UnknownTag {
+                        self.lost = true; // a store
                     }
                 }
             }
         }
-        self.marks = self.marks.map(Mark::after_batch);
+        if !self.suspended {
+            // else it may be of the process before
+            self.marks = self.marks.map(Mark::after_batch);
+        }
     }
 
     fn stored(&mut self, event: Stored<'_>) {
