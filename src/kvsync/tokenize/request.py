@@ -129,7 +129,8 @@ class Reading:
     hides_keys: bool = False
     reannounces: bool = False
     single: bool = True
-    """One sample of the answer, no beam search: the engine's ``cached_tokens`` is that of the prompt."""
+    """One sample of the answer, no beam search, nothing loaded from another engine: the engine's ``cached_tokens`` is
+    that of the prompt in its own cache."""
 
 
 class _Refused(Exception):
@@ -158,7 +159,10 @@ def read_request(path: str, body: Mapping[str, Any]) -> Reading:
             raise _Refused("invalid_request")
         flags["reads_cache"] = _reads_cache(body, chat)
         flags["single"] = (
-            body.get("n") in (None, 1) and body.get("best_of") in (None, 1) and not body.get("use_beam_search")
+            body.get("n") in (None, 1)
+            and body.get("best_of") in (None, 1)
+            and not body.get("use_beam_search")
+            and body.get("kv_transfer_params") is None
         )
         flags["truncation"] = _truncation(body, chat)
         return _read_chat(body, flags) if chat else _read_completion(body, flags)
@@ -214,6 +218,10 @@ def _read_chat(body: Mapping[str, Any], flags: dict[str, Any]) -> Reading:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _Refused("invalid_request")
+    transfer = body.get("kv_transfer_params")
+    if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+        # Since 0.32 an engine takes these for the prompt, whatever the messages say; an earlier one does not.
+        raise _Refused("carried_tokens")
     first_media: int | None = None
     media = 0
     sizes = []

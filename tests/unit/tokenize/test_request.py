@@ -354,3 +354,21 @@ def test_no_body_raises(path: str, body: dict[str, Any]) -> None:
 def test_packed_ids_are_uint32_or_nothing(ids: list[Any]) -> None:
     valid = all(isinstance(i, int) and 0 <= i < 2**32 for i in ids)
     assert pack_ids(ids) == (pack(*ids) if valid else None)
+
+
+class TestTransfers:
+    """Requests of disaggregated serving, where they pass: what an engine had cached is not all its own."""
+
+    def test_carried_tokens_may_be_the_prompt_whatever_the_messages_say(self) -> None:
+        """Their ``cached_tokens`` held against the messages' tokens would be wrong credit, or wrong contradictions."""
+        body = {"messages": HI, "kv_transfer_params": {"prompt_token_ids": [1, 2, 3]}}
+        reading = read_request(CHAT, body)
+        assert (reading.reason, reading.works, reading.ids) == ("carried_tokens", (), ())
+        body["kv_transfer_params"] = {"prompt_token_ids": None}
+        assert read_request(CHAT, body).works
+
+    @pytest.mark.parametrize("params", [{"do_remote_prefill": True}, {}, "odd"])
+    def test_an_answer_that_may_rest_on_another_engine_s_cache_is_not_compared(self, params: object) -> None:
+        for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": [1, 2, 3]})):
+            assert read_request(path, {**body, "kv_transfer_params": None}).single
+            assert not read_request(path, {**body, "kv_transfer_params": params}).single
