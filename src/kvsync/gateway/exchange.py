@@ -154,7 +154,10 @@ class Exchange:
             self._refuse(problem)
             return
         self._model = model
-        tokenized = self._rooms.tokenizing.begin(self._route.path, asked, *model)
+        try:
+            tokenized = self._rooms.tokenizing.begin(self._route.path, asked, *model)
+        except Exception:
+            tokenized = _untokenized()
         if isinstance(tokenized, TokenizedRequest):
             self._tokenized = tokenized
             self._choose()
@@ -180,9 +183,7 @@ class Exchange:
         try:
             self._tokenized = task.result()
         except (Exception, asyncio.CancelledError):
-            # Against the contract, so it is told; but a tokenizer's fault costs routing quality, never the request.
-            _log.exception("tokenizing failed with an exception; the request is routed by load")
-            self._tokenized = TokenizedRequest((), "none", "tokenizer_failed")
+            self._tokenized = _untokenized()
         self._choose()
 
     def _choose(self, after: Outcome | None = None) -> None:
@@ -415,6 +416,13 @@ class Exchange:
             self._elsewhere("send_timeout")
             return False
         return True
+
+
+def _untokenized() -> TokenizedRequest:
+    """Of a tokenizer that raised. That is against its contract, so it is told; but its fault costs routing quality,
+    never the request."""
+    _log.exception("tokenizing failed with an exception; the request is routed by load")
+    return TokenizedRequest((), "none", "tokenizer_failed")
 
 
 __all__ = ["Exchange", "Rooms"]

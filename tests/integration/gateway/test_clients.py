@@ -126,6 +126,21 @@ async def test_a_fault_in_a_room_does_not_leave_the_client_waiting(caplog: pytes
         assert (answer.status, answer.message) == (503, "error on selecting target pod")
 
 
+@pytest.mark.parametrize("size", [100, 300_000])
+async def test_nor_does_one_that_comes_at_once(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Large bodies are read in a turn of their own, where nobody would see the exception."""
+
+    class Broken(AtOnce):
+        def begin(self, *args: object) -> TokenizedRequest:
+            raise RuntimeError("broken tokenizer")
+
+    async with house(GOOD, tokenizing=Broken()) as home:
+        body = json.dumps({"model": "m", "prompt": "x" * size}).encode()
+        assert (await (await home.client()).ask(body)).body == b"good"
+        assert home.routing.queries[0].tokenized.reason == "tokenizer_failed"
+        assert "broken tokenizer" in caplog.text
+
+
 # ---- paths and methods
 
 
