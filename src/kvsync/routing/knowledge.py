@@ -7,6 +7,7 @@ counted and logged. Credit is the index's alone; everything else is expected, a 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -29,6 +30,9 @@ _Answer = TypeVar("_Answer")
 
 EXPECTED_PROMPTS = 8
 """Of a request with several prompts, so many leave an expectation."""
+
+PLACES = 1_000
+"""Addresses of workers that are gone, of which is remembered what they were told."""
 
 _WORST_FIRST: tuple[Trust, ...] = ("none", "partial", "exact")
 
@@ -69,6 +73,10 @@ class Knowledge:
         self._hiding: set[str] = set()
         """Workers that got a request which makes their events say less. The index has its own marks of that; these are
         for when it has the worker anew, as after KV sync was off."""
+        self._left: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
+        """Of workers that are gone, by address: both of these. One that is taken out of the list and put in again,
+        with another setting perhaps, is the process that it was. To keep a note of a process that is gone costs credit;
+        to lose one of a process that is there would give too much."""
         self.expected = ExpectedTable(settings.expected_lifetime, clock)
         self.observed = ObservedTable(settings.observed_lifetime, clock)
 
@@ -159,9 +167,22 @@ class Knowledge:
         self.expected.drop(worker)
         self.observed.drop(worker)
 
-    def gone(self, worker: str) -> None:
-        """The worker itself is gone."""
+    def came(self, worker: str, address: str) -> None:
+        """The worker is new, and may be the process of one that was at this address before."""
+        reannouncing, hiding = self._left.pop(address, (False, False))
+        if reannouncing:
+            self._reannouncing.add(worker)
+        if hiding:
+            self._hiding.add(worker)
+
+    def gone(self, worker: str, address: str) -> None:
+        """The worker itself is gone from the list."""
         self.drop(worker)
+        told = worker in self._reannouncing, worker in self._hiding
+        if any(told):
+            self._left[address] = told
+            if len(self._left) > PLACES:
+                self._left.popitem(last=False)
         self._reannouncing.discard(worker)
         self._hiding.discard(worker)
 

@@ -123,14 +123,16 @@ class Router:
         self._pools.clear()
         engine = change.engine
         gone = change.kind == "gone"
-        for worker in map(engine.worker, engine.ranks):
+        for rank in engine.ranks:
+            worker, address = engine.worker(rank), f"{engine.url} {rank}"
             if gone:
                 self._workers.discard(worker)
                 self._loads.drop(worker)
-                self._knowledge.gone(worker)
+                self._knowledge.gone(worker, address)
                 self._metrics.drop_worker(worker)
             else:
                 self._workers.add(worker)
+                self._knowledge.came(worker, address)
                 self._metrics.add_worker(worker)
         if gone:
             self._breakers.drop(engine)

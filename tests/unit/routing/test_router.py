@@ -6,6 +6,7 @@ import json
 import logging
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kvsync.gateway import ports
 from kvsync.index.match import Match
 from kvsync.routing.decision import Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, NoTarget
+from kvsync.routing.knowledge import PLACES
 from kvsync.routing.records import as_json
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
 from tests.unit.routing.world import UNKNOWN, World, engine, tokenized, tokens
@@ -304,6 +306,40 @@ def test_an_index_that_has_a_worker_anew_is_told_again_until_the_worker_is_gone(
     world.router.introduced("b")
     assert world.index.told == []
     World(engine("a"), without_index=True).router.introduced("a")
+
+
+def test_a_process_that_is_listed_anew_is_still_what_it_was_told_to_be() -> None:
+    """Another setting of a listed engine makes it another one, with the same process behind it."""
+    world = World(engine("a"))
+    world.ask(tokenized(range(100), reannounces=True))
+    world.ask(tokenized(range(100), hides_keys=True, cache_salt="s"))
+    world.router.apply(Change("gone", engine("a")))
+    again = replace(engine("a"), uid="a#life2")
+    elsewhere = replace(engine("a"), uid="other", url="http://other:8000")
+    world.router.apply(Change("added", elsewhere))
+    world.router.apply(Change("added", again))
+    world.index.told.clear()
+    world.router.introduced("other")
+    assert world.index.told == []
+    world.router.introduced("a#life2")
+    assert world.index.told == [("reannouncing", "a#life2"), ("hidden_keys", "a#life2")]
+
+
+def test_what_is_remembered_of_addresses_is_bounded() -> None:
+    world = World()
+    for number in range(PLACES + 2):
+        one = engine(f"e{number}")
+        world.router.apply(Change("added", one))
+        world.ask(tokenized(range(100), reannounces=True))
+        world.router.apply(Change("gone", one))
+    world.index.told.clear()
+    for number in (0, 1, 2, PLACES + 1):
+        again = replace(engine(f"e{number}"), uid="again")
+        world.router.apply(Change("added", again))
+        world.router.introduced("again")
+        assert bool(world.index.told) is (number > 1)
+        world.router.apply(Change("gone", replace(again, url="http://nowhere:1")))
+        world.index.told.clear()
 
 
 def test_several_prompts_are_routed_by_their_summed_credit() -> None:
