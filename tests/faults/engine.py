@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias
 
 from tests import wire
 
+from .client import until
 from .http import SSE_HEAD, FakeEngine, Received, Talk, chunk, reply
 from .publisher import Publisher, neighbours
 
@@ -123,6 +124,14 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def subscribed(self) -> None:
+        """Return once each stream has had a subscriber: what is published before that reaches nobody."""
+
+        async def look() -> bool:
+            return all(publisher.subscribed.is_set() for publisher in self.publishers)
+
+        await until(look, f"{self.name} has subscribers")
 
     async def stop(self) -> None:
         """Die: connections are cut and addresses are free."""

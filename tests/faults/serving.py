@@ -102,6 +102,9 @@ async def serving(
             gateway = Serving(app, file, Client(session, url), admin, url)
             if followed and content["events"]["enabled"]:
                 await gateway.live(*(str(e["name"]) for e in entries if "events" in e and e.get("kv_events", True)))
+                for engine in engines:
+                    if isinstance(engine, Engine):
+                        await engine.subscribed()
             yield gateway
     finally:
         await app.stop()

@@ -28,6 +28,8 @@ async def place(folder: Path, *names: str, ranks: int = 1) -> AsyncIterator[tupl
         entries = [engine.entry | {"adapters": [ADAPTER]} for engine in engines]
         gateway = await stack.enter_async_context(serving(folder, *entries, followed=False))
         await gateway.live()
+        for engine in engines:
+            await engine.subscribed()
         yield gateway, engines
 
 

@@ -40,6 +40,7 @@ async def test_an_engine_without_an_address_is_gone_from_lookups_and_its_stream_
         a, b = [await stack.enter_async_context(Engine(name)) for name in ("a", "b")]
         live = await stack.enter_async_context(Proxy(a.publisher.events))
         gateway = await stack.enter_async_context(serving(tmp_path, a.entry | {"events": live.endpoint}, b))
+        await a.subscribed()
         a.store(prompt)
         await gateway.credited("a", prompt, 96)
         assert live.open == 1
@@ -94,6 +95,7 @@ async def test_events_switched_off_purge_and_on_again_bring_back(tmp_path: Path)
         a = await stack.enter_async_context(Engine("a"))
         live = await stack.enter_async_context(Proxy(a.publisher.events))
         gateway = await stack.enter_async_context(serving(tmp_path, a.entry | {"events": live.endpoint}))
+        await a.subscribed()
         a.store(prompt)
         await gateway.credited("a", prompt, 96)
         engine = gateway.discovered("a")

@@ -148,6 +148,7 @@ async def test_ranks_are_told_apart_and_one_that_dies_takes_only_itself(known: K
     await known.fleet.manager.add(replace(engine_of(ranks[0]), data_parallel_size=2, replay=None))
     for rank in (0, 1):
         await known.fleet.live(f"a#{rank}")
+        await known.fleet.until(ranks[rank].subscribed.is_set)  # no replay brings what comes before that
         ranks[rank].publish(10 + rank, rank=rank)
         await known.holds(1, f"a#{rank}")
     ranks[0].publish(11, rank=1)

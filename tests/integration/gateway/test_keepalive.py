@@ -68,7 +68,8 @@ async def posts(home: House, pauses: bool) -> None:
 @pytest.mark.parametrize("upstream_idle", [0.8 * LIMIT, 1.0 * LIMIT, 10.0], ids=["before", "at", "never"])
 async def test_a_thousand_posts_with_pauses_around_the_engines_limit(upstream_idle: float) -> None:
     """(P5) Whether the gateway drops its connections before the engine does, with it, or not at all."""
-    async with house(closes_when_idle, upstream_idle=upstream_idle, retry_fresh_reset=False, retries=0) as home:
+    settings = {"upstream_idle": upstream_idle, "connect_timeout": 30.0, "retry_fresh_reset": False, "retries": 0}
+    async with house(closes_when_idle, **settings) as home:  # type: ignore[arg-type]
         home.routing.budget = 0
         await posts(home, pauses=True)
         assert home.engine.connections > CLIENTS  # some were closed
@@ -78,7 +79,7 @@ async def test_a_thousand_posts_with_pauses_around_the_engines_limit(upstream_id
 async def test_a_thousand_posts_to_an_engine_that_closes_while_a_request_is_on_its_way(reset: bool) -> None:
     """(P5) A POST may be sent again there: not one byte of an answer came, and the connection was used before."""
     script = closes_on_a_request(reset=reset)
-    async with house(script, upstream_idle=60.0, retry_fresh_reset=False, retries=0) as home:
+    async with house(script, upstream_idle=60.0, connect_timeout=30.0, retry_fresh_reset=False, retries=0) as home:
         home.routing.budget = 0
         await posts(home, pauses=False)
         assert home.counters.retries["reset"] > CLIENTS
