@@ -6,6 +6,8 @@ one go, so nobody sees a half-changed fleet.
 
 A file that is being written may look sound: without its end it lists fewer engines, and empty it lists none. So a new
 content counts once two looks show it, and what is no regular file is not read again (a pipe gives its content once).
+One that stays without any models, where the last one had engines, is one whose writing failed; ``models: []`` says that
+none are meant.
 
 An engine whose address, ranks or model changed is another engine: the old one is gone and a new one is added under a
 new ``uid``, so nothing known of the old one can be credited to it.
@@ -187,6 +189,12 @@ class StaticSource:
             loaded = await asyncio.to_thread(read, self._file, self._environ, self._flags, content=content)
         except ConfigError as error:
             self._broken(str(error))
+            return
+        if self._fleet.engines and "models" not in loaded.settings.model_fields_set:
+            self._broken(
+                f"{self._file}: has no models any more, like a file whose writing failed (a full disk leaves it empty); "
+                "`models: []` takes all engines out"
+            )
             return
         for warning in loaded.warnings:
             _log.warning("%s", warning)

@@ -193,6 +193,27 @@ async def test_a_broken_file_keeps_the_fleet_and_is_told_once(
     assert watched.take() == [("gone", "e0"), ("added", "e0#life2")]
 
 
+@pytest.mark.parametrize("content", ["", "\n# comment\n", "gateway: {port: 1}\n", "models:\n"])
+async def test_a_file_that_stays_empty_keeps_the_fleet(
+    watched: Watched, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    """A disk that is full leaves it so: cut, and not written again."""
+    watched.source.start()
+    watched.take()
+    watched.file.write_text(content)
+    with caplog.at_level(logging.ERROR, "kvsync.discovery"):
+        await watched.source.check()
+        await watched.source.check()
+    assert (watched.take(), watched.reloads) == ([], ["broken"])
+    assert "`models: []` takes all engines out" in caplog.text
+    watched.file.write_text("models: []\n")
+    await watched.source.check()
+    assert watched.take() == [("gone", "e0")]
+    watched.file.write_text(content)
+    await watched.source.check()
+    assert watched.reloads == ["broken", "applied", "unchanged"], "there is nothing left to lose"
+
+
 async def test_a_file_that_vanishes_keeps_the_fleet(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.source.start()
     watched.take()
