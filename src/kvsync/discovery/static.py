@@ -192,7 +192,7 @@ class StaticSource:
             return
         if self._fleet.engines and "models" not in loaded.settings.model_fields_set:
             self._broken(
-                f"{self._file}: has no models any more, like a file whose writing failed (a full disk leaves it empty); "
+                f"{self._file}: has no models any more, as when its writing failed (a full disk leaves it empty); "
                 "`models: []` takes all engines out"
             )
             return
