@@ -56,7 +56,8 @@ Theory of operation
     everything is forgotten. And no process is replaced in less than ``RESTART_TIME``: a batch that comes so much later
     than its predecessor is applied, and a probe asked at once from that predecessor. The same is done at a hint from
     elsewhere (``hint_restart``), from the oldest number remembered. What remains unseen: such a restart without a
-    replay endpoint, with a buffer so small that it lacks the predecessor, or with timestamps that are no float64.
+    replay endpoint, with a buffer so small that it lacks the predecessor, with timestamps that are no float64, or with
+    a clock that is behind the old one's by just the pause.
 
     *Doubt.* Where somebody finds that what was applied contradicts the engine (``resync``), it is forgotten and the
     epoch is followed anew, from number 0.
@@ -370,6 +371,7 @@ class Stream:
         self._jumps: set[tuple[int, int]] = set()
         """Jumps of the properly ended rounds of this repair."""
         self._sure: set[tuple[int, int]] = set()
+        """Those of them between which nothing can have been dropped."""
         self._absent: dict[int, int] = {}
         """Numbers that never existed, as first one → the existing number behind it."""
 
@@ -601,15 +603,15 @@ class Stream:
         self._out.append(Forget())
         self.counts.forgotten += 1
         self.whole = False
-        self._settle()
+        self._drop_doubts()
 
     def _relearn(self) -> None:
         self._out.append(Relearn())
         self.counts.relearned += 1
         self.whole = True
-        self._settle()
+        self._drop_doubts()
 
-    def _settle(self) -> None:
+    def _drop_doubts(self) -> None:
         """Nothing is known that could be doubted."""
         self._at = math.nan
         self._doubt = None
@@ -619,7 +621,7 @@ class Stream:
         """What comes from now on may be of another process than what is remembered."""
         self._marks = [None] * REMEMBERED
         self._anchor = None
-        self._settle()
+        self._drop_doubts()
 
     def _drop_applied(self) -> None:
         """What was applied no longer counts; its last number still tells the process."""
