@@ -434,11 +434,12 @@ class World:
 
     def judge(self) -> None:
         assert 0 <= self.budget.used <= self.budget.limit
-        if not self.stream.current:
+        if self.stream.current:
+            assert self.budget.used == 0, "called current although something waits"
+        else:
             assert not self.sink.credit()
         if not self.quiet:
             return
-        assert self.budget.used == 0, "something waits for nothing"
         if not self.shown:
             return
         held = set(+self.process.held)
