@@ -399,6 +399,7 @@ def test_a_known_hash_in_the_middle_of_an_orphan(fed: Callable[..., Index]) -> N
 def test_parked_events_are_bounded_oldest_out(fed: Callable[..., Index]) -> None:
     index = fed(*(stored([i + 1], range(4), parent=1_000_000 + i) for i in range(4097)))
     assert counts(index)["parked_dropped"] == 1
+    assert look(index, range(5)).trust == "partial", "what was dropped is missing"
     assert index.stats()["workers"][W]["parked"] == 4096  # type: ignore[index]
     index.apply(W, batch(stored([1_000_000, 1_000_001], [*range(8)]), stored([5], range(8, 12), parent=1_000_001)))
     assert credit(index, [*range(8), *range(4), 9]) == 12

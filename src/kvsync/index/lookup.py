@@ -63,7 +63,7 @@ def trust(worker: Worker) -> Trust:
     hidden = worker.hides_keys and "hidden_keys" in worker.marks
     if worker.suspended or rules(worker) is None or hidden:
         return "none"
-    return "partial" if worker.lost else "exact"
+    return "partial" if worker.lost or worker.placement.incomplete else "exact"
 
 
 def is_plain(worker: Worker, some: Sequence[Rule]) -> bool:

@@ -44,6 +44,8 @@ class Placement:
         self._parked_content: dict[Key, list[int]] = {}
         """By what their first block holds."""
         self._parked_bytes = 0
+        self.incomplete = False
+        """A store was dropped that waited: its blocks get no key, even when its parent does."""
 
     @property
     def placed(self) -> int:
@@ -209,6 +211,7 @@ class Placement:
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
             self._unpark(next(iter(self._parked)))
             self._counts["parked_dropped"] += 1
+            self.incomplete = True
 
     def _unpark_under(self, parent: EngineHash) -> list[BlockStoredEvent]:
         return [self._unpark(number) for number in list(self._parked_under.get(parent, ()))]

@@ -69,6 +69,7 @@ impl Worker {
         let store = Waiting { run: run.to_owned_run(), content: self.content_of(run) };
         let dropped = self.parked.park(self.removals.step(), store);
         self.counts.add_many(Counted::ParkedDropped, dropped);
+        self.lost |= dropped > 0; // they get no key, even when their parents do
     }
 
     // -- adoption
