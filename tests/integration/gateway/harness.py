@@ -292,6 +292,8 @@ class Answer:
 
 class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.deadline = DEADLINE
+        \"\"\"Seconds for one part of an answer, and for its whole body.\"\"\"
         self.reader = reader
         self.writer = writer
 
@@ -310,7 +312,7 @@ class Client:
         return await self.answer()
 
     async def head(self) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(self.deadline):
             head = await self.reader.readuntil(b"\r\n\r\n")
         line, *rest = head[:-4].split(b"\r\n")
         found = re.fullmatch(rb"HTTP/1\.1 (\d{3}) ?(.*)", line)
@@ -325,7 +327,7 @@ class Client:
         if to_head or status < 200 or status in (204, 304):
             return answer
         try:
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(self.deadline):
                 if answer.get(b"content-length"):
                     assert not answer.get(b"transfer-encoding")
                     answer.body = await self.reader.readexactly(int(answer.one(b"content-length")))
@@ -346,7 +348,7 @@ class Client:
         return answer
 
     async def chunk(self) -> bytes:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(self.deadline):
             size = int((await self.reader.readuntil(b"\r\n"))[:-2], 16)
             data = await self.reader.readexactly(size + 2)
         assert data.endswith(b"\r\n")
@@ -354,7 +356,7 @@ class Client:
 
     async def ended(self) -> bytes:
         """Wait for the gateway to close; returns what came before that."""
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(self.deadline):
             try:
                 return await self.reader.read()
             except ConnectionError:
