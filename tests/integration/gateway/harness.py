@@ -293,7 +293,7 @@ class Answer:
 class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.deadline = DEADLINE
-        \"\"\"Seconds for one part of an answer, and for its whole body.\"\"\"
+        """Seconds for one part of an answer, and for its whole body."""
         self.reader = reader
         self.writer = writer
 
