@@ -537,6 +537,7 @@ class Stream:
             self._close_round()
             self._forget()
             if self._replays:
+                self._discard_waiting()
                 self._drop_applied()
                 if self.state is not State.DOWN:
                     self._verified = False  # what comes live waits
@@ -578,8 +579,6 @@ class Stream:
         self._start = 0
         self._verified = False
         self._forget_process()
-        self._reaches_back = True
-        self._relearns = 0
         self._seen = self._live_last = -1
         self._live_first = None
         self._go(Cause.RESTARTED)
@@ -621,6 +620,8 @@ class Stream:
         """What comes from now on may be of another process than what is remembered."""
         self._marks = [None] * REMEMBERED
         self._anchor = None
+        self._reaches_back = True
+        self._relearns = 0
         self._drop_doubts()
 
     def _drop_applied(self) -> None:
@@ -658,7 +659,8 @@ class Stream:
         self._disorders += 1
         self.counts.disorders += 1
         if self._replays:
-            self.counts.discarded += 1  # the replay brings it
+            self.counts.discarded += 1  # the replay brings it, and what waits
+            self._discard_waiting()
             self._verified = False
             if self.state is State.LIVE:
                 self._go(Cause.DOUBT)
@@ -746,6 +748,7 @@ class Stream:
                 self.counts.lost += first - self._start
                 self._forget()  # even if nothing was applied: see _pick_up
                 self._forget_process()
+                self._reaches_back = False
             elif not self.whole:
                 self._relearn()
             self._go_on_from(first)

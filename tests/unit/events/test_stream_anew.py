@@ -55,6 +55,18 @@ def test_resync_of_an_engine_whose_buffer_no_longer_reaches_back_leaves_what_it_
     assert s.counts.lost == 3
 
 
+def test_resync_drops_what_a_replay_left_waiting() -> None:
+    """Found by the model: nothing live came, so nothing was there to go on with, and its bytes stayed for ever."""
+    s = S()
+    s.connected()
+    assert s.round(0, 2)[-1] == ("ask", 0)
+    assert s.budget.used > 0
+    s.resync()
+    assert s.dead_rounds() == ["StopReplay", "Forget"]
+    assert s.state == "live"
+    assert s.budget.used == 0
+
+
 def test_resync_without_an_answer_goes_on_behind_what_was_doubted() -> None:
     s = S().caught_up(5)
     s.live(6)
@@ -167,6 +179,20 @@ def test_after_a_truncated_replay_a_stream_stays_partial_until_a_restart() -> No
     assert s.round(epoch=1)[-1] == ("ask", 0)
     assert s.round() == ["StopReplay"]
     assert s.stream.whole
+
+
+def test_that_a_buffer_no_longer_reaches_back_holds_for_its_process_only() -> None:
+    """Found by the model: a process that burned the number asked for seems to have lost it, and is not known as new."""
+    s = S()
+    s.connected()
+    assert s.round(1)[:2] == ["Forget", 1]
+    s.round(1)
+    s.disconnected()
+    s.connected()
+    assert s.round(2, epoch=1)[:2] == ["Forget", 2]
+    s.round(2, epoch=1)
+    s.later(SETTLING)
+    assert s.round(0, 2, epoch=1)[:2] == ["Relearn", 0]
 
 
 def test_a_stream_that_never_becomes_whole_does_not_throw_away_what_it_has_for_ever() -> None:
