@@ -645,12 +645,12 @@ class Stream:
             self._seen = self._live_last  # the rest may be of another process
         if self._seen in self._waiting:
             self._go_on_from(self._run_up_to(self._seen))
-        elif self._seen >= (behind or 0):  # the newest was dropped, so no run that waits reaches the end
+        elif self._seen >= (self._next or 0):  # the newest was dropped, so no run that waits reaches the end
             self._go_on_from(self._seen + 1)
         if self.last is None and self._next is not None:
             self._forget_process()
         if behind is not None and self._next is not None:
-            self.counts.lost += self._next - behind
+            self.counts.lost += max(0, self._next - behind)
         self._drain()
         self._go(Cause.GAVE_UP)
 

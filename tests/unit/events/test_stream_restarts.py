@@ -119,6 +119,22 @@ def test_a_lower_number_that_waits_when_rounds_are_given_up_is_where_it_goes_on(
     assert s.budget.used == 0
 
 
+def test_what_is_too_much_to_wait_when_rounds_are_given_up_is_stepped_over() -> None:
+    """Found by the model: the newest lower number had no room, and those before it stayed for ever."""
+    s = S(budget=30)
+    s.connected()
+    s.round(50)
+    s.round(50)
+    s.disconnected()
+    s.connected()
+    s.live(3, 4, 5, epoch=1)
+    assert s.counts.over_budget == 1
+    assert s.dead_rounds() == ["StopReplay", "Forget"]
+    assert s.budget.used == 0
+    assert s.live(6, epoch=1) == [6]
+    assert s.counts.lost == 50, "numbers of another process are none of these"
+
+
 def test_a_live_number_that_only_an_abandoned_epoch_knows_differently_is_just_a_batch() -> None:
     """Found by the model: the anchor of an epoch that was left is not evidence against the one that is followed."""
     s = S()
