@@ -405,6 +405,15 @@ def test_parked_events_are_bounded_oldest_out(fed: Callable[..., Index]) -> None
     assert credit(index, [*range(8), *range(4), 9]) == 12
 
 
+def test_a_parked_store_that_is_dropped_after_its_blocks_is_no_loss(fed: Callable[..., Index]) -> None:
+    index = fed(*(stored([i + 1], range(4), parent=1_000_000 + i) for i in range(4096)), removed([1]))
+    index.apply(W, batch(stored([5000], range(4), parent=2_000_000)))
+    assert counts(index)["parked_dropped"] == 1
+    assert look(index, range(5)).trust == "exact"
+    index.apply(W, batch(stored([5001], range(4), parent=2_000_001)))
+    assert look(index, range(5)).trust == "partial", "block 2 is there and got no key"
+
+
 def test_parked_bytes_are_bounded(fed: Callable[..., Index]) -> None:
     index = fed()
     tokens = list(range(1 << 18))

@@ -39,21 +39,21 @@ impl Parked {
         self.waiting.is_empty()
     }
 
-    /// Park a store under the parent that it names; numbers ascend. Returns how many were dropped to make room.
-    pub(crate) fn park(&mut self, number: u64, store: Waiting) -> u64 {
+    /// Park a store under the parent that it names; numbers ascend. Returns what was dropped to make room.
+    pub(crate) fn park(&mut self, number: u64, store: Waiting) -> Vec<Run<'static>> {
         let Some(parent) = store.run.parent.clone() else {
             debug_assert!(false, "a run without a parent starts at the root and never waits");
-            return 0;
+            return Vec::new();
         };
         self.under.entry(parent).or_default().push(number);
         self.bytes += store.run.size();
         self.waiting.insert(number, store);
-        let mut dropped = 0;
+        let mut dropped = Vec::new();
         while (self.waiting.len() > PARKED_EVENTS || self.bytes > PARKED_BYTES)
             && let Some((oldest, _)) = self.waiting.first_key_value()
         {
-            self.take(*oldest);
-            dropped += 1;
+            let oldest = *oldest;
+            dropped.extend(self.take(oldest));
         }
         dropped
     }
@@ -123,7 +123,7 @@ mod tests {
     fn what_waits_is_taken_once_oldest_first() {
         let mut parked = Parked::default();
         for number in 1..=3 {
-            assert_eq!(parked.park(number, store(1, number as usize)), 0);
+            assert!(parked.park(number, store(1, number as usize)).is_empty());
         }
         parked.park(9, store(2, 9));
         let taken: Vec<_> = parked.take_under(&EngineHash::Unsigned(1)).iter().map(|run| run.tokens.len()).collect();
@@ -138,9 +138,9 @@ mod tests {
     fn the_oldest_makes_room() {
         let mut parked = Parked::default();
         for parent in 0..PARKED_EVENTS as u64 {
-            assert_eq!(parked.park(parent + 10, store(parent, 0)), 0);
+            assert!(parked.park(parent + 10, store(parent, 0)).is_empty());
         }
-        assert_eq!(parked.park(1 << 40, store(1, 0)), 1);
+        assert_eq!(parked.park(1 << 40, store(1, 0)).len(), 1);
         assert!(!parked.waits_for(&EngineHash::Unsigned(0)));
         assert_eq!(parked.with_content(BlockKey(1)), [11, 1 << 40]);
         assert_eq!(parked.take_under(&EngineHash::Unsigned(1)).len(), 2);
@@ -150,7 +150,7 @@ mod tests {
     fn bytes_are_bounded_even_for_a_single_run() {
         let mut parked = Parked::default();
         parked.park(1, store(0, 5));
-        assert_eq!(parked.park(2, store(0, PARKED_BYTES / 4)), 2);
+        assert_eq!(parked.park(2, store(0, PARKED_BYTES / 4)).len(), 2);
         assert!(parked.is_empty() && parked.under.is_empty());
         assert_eq!(parked.bytes, 0);
     }

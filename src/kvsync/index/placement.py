@@ -45,7 +45,7 @@ class Placement:
         """By what their first block holds."""
         self._parked_bytes = 0
         self.incomplete = False
-        """A store was dropped that waited: its blocks get no key, even when its parent does."""
+        """A store was dropped that waited, and its blocks are there: they get no key, even when its parent does."""
 
     @property
     def placed(self) -> int:
@@ -140,7 +140,7 @@ class Placement:
                     self._set_key(engine_hash, key, depth, guess)
             parent = key
         if missing:
-            self._park(event)
+            self._park(event, resident)
         heads = [*event.block_hashes]
         if event.parent_block_hash is not None:
             heads.insert(0, event.parent_block_hash)  # it may have got a name just now
@@ -196,7 +196,7 @@ class Placement:
 
     # -- parking
 
-    def _park(self, event: BlockStoredEvent) -> None:
+    def _park(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> None:
         parent = event.parent_block_hash
         assert parent is not None
         number = self._positions.move()
@@ -209,9 +209,9 @@ class Placement:
         self._parked_bytes += _parked_size(event)
         self._counts["parked"] += 1
         while len(self._parked) > PARKED_EVENTS or self._parked_bytes > PARKED_BYTES:
-            self._unpark(next(iter(self._parked)))
+            dropped = self._unpark(next(iter(self._parked)))
             self._counts["parked_dropped"] += 1
-            self.incomplete = True
+            self.incomplete |= any(engine_hash in resident for engine_hash in dropped.block_hashes)
 
     def _unpark_under(self, parent: EngineHash) -> list[BlockStoredEvent]:
         return [self._unpark(number) for number in list(self._parked_under.get(parent, ()))]

@@ -35,8 +35,9 @@ Placement
     while any tier or group of the worker holds the hash.
 
     A store whose parent has no key is *parked* until it gets one, and never attached to the root: at most
-    ``PARKED_EVENTS`` and ``PARKED_BYTES`` per worker, oldest out first, counted, and ``partial`` from then on. An
-    offload store (cpu, storage) of an unknown hash without extra keys is not placed: it might be salted.
+    ``PARKED_EVENTS`` and ``PARKED_BYTES`` per worker, oldest out first, counted, and ``partial`` from then on if the
+    worker still has a block of it. An offload store (cpu, storage) of an unknown hash without extra keys is not placed:
+    it might be salted.
 
     Two live hashes for one key mean that the engine hides what tells them apart (a salt, an image, an adapter's
     weights): the key matches nothing until all of its hashes are gone, and what events placed behind it doesn't count.

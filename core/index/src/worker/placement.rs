@@ -68,8 +68,9 @@ impl Worker {
         self.counts.add(Counted::Parked);
         let store = Waiting { run: run.to_owned_run(), content: self.content_of(run) };
         let dropped = self.parked.park(self.removals.step(), store);
-        self.counts.add_many(Counted::ParkedDropped, dropped);
-        self.lost |= dropped > 0; // they get no key, even when their parents do
+        self.counts.add_many(Counted::ParkedDropped, dropped.len() as u64);
+        // Blocks that are still there get no key now, even when their parents do.
+        self.lost |= dropped.iter().flat_map(|run| run.hashes.iter()).any(|name| self.store.find(name).is_some());
     }
 
     // -- adoption
