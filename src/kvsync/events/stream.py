@@ -868,8 +868,7 @@ class Stream:
             if self._disorders < MAX_DISORDERS and _time(mark) < self._at:
                 self._distrust(seq, payload)
             else:
-                if self._doubt is None and self.last is not None and _time(mark) - self._at >= RESTART_TIME:
-                    self._doubt = self.last, self._stamp_of_last()
+                self._doubt_after_pause(mark)
                 self._apply(seq, payload)
                 self._drain()
         else:
@@ -881,6 +880,11 @@ class Stream:
                     self._begin_repair()
                 else:
                     self._give_up()
+
+    def _doubt_after_pause(self, mark: bytes) -> None:
+        """``mark`` is that of the next batch to apply, which came live."""
+        if self._doubt is None and self.last is not None and _time(mark) - self._at >= RESTART_TIME:
+            self._doubt = self.last, self._stamp_of_last()
 
     def _pick_up(self, seq: int, payload: bytes) -> None:
         """The first batch since everything was forgotten."""
@@ -916,6 +920,8 @@ class Stream:
                     self.counts.disorders += 1
                     self._discard_waiting()
                     return
+                if self._live_first is not None and self._next >= self._live_first:
+                    self._doubt_after_pause(stamp(payload))
                 self._drop_waiting(self._next)
                 self._apply(self._next, payload)
             elif self._next in self._absent:

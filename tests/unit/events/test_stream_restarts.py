@@ -220,6 +220,16 @@ def test_a_restart_that_lands_on_the_next_number_shows_within_a_round() -> None:
     assert s.counts.epochs == 1
 
 
+def test_a_restart_between_a_replay_and_the_live_batches_that_wait_for_it() -> None:
+    """Found by the model: the process was replaced while its replay was read, and cut off by that."""
+    s = S()
+    s.connected()
+    s.live(3, 4, epoch=1)
+    assert s.round(0, 1, 2, end=False) == [0, 1, 2, 3, 4, "StopReplay", ("ask", 4)]
+    assert s.round(4, epoch=1) == ["StopReplay", ("ask", 2)]
+    assert s.round(2, 3, epoch=1)[:2] == ["StopReplay", "Relearn"]
+
+
 def test_a_pause_of_the_same_process_costs_a_probe() -> None:
     s = S().caught_up(5)
     assert s.live(6, epoch=LATER) == [6, ("ask", 5)]
