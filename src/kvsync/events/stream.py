@@ -5,8 +5,8 @@ Whoever owns the sockets tells the stream what happened (``connected``, ``live``
 a worker is in this file.
 
 What must always hold
-    * Batches of one epoch are applied in ascending order, each at most once, and none is left out without a
-      :class:`Forget` between its neighbours, unless its number never existed.
+    * Batches of one epoch are applied in ascending order, each at most once, and no number is left out without a
+      :class:`Forget` between its neighbours.
     * Batches of two epochs never meet: a :class:`NewEpoch`, :class:`Relearn` or :class:`Forget` stands between them.
     * NewEpoch is emitted only where another process answers than before, and nothing of it was applied yet. Otherwise
       it is Relearn, and what others noted of the process stays: to keep a note of a process that is gone is sound, to
@@ -31,9 +31,10 @@ Theory of operation
     ``replay_round_timeout`` in all, until one ends properly with nothing missing and either brought nothing new or
     overlaps the live batches of this connection: behind those, every further loss shows as a gap.
 
-    A number that two rounds stepped over, while both its neighbours came in them, never existed (an engine burns the
-    number of a batch that it can't encode), if it can't have been dropped in both. Likewise another process answers if
-    rounds too short for a drop lack what this connection brought before they were asked for.
+    A number that two rounds stepped over, while both its neighbours came in them, exists nowhere (an engine burns the
+    number of a batch that it can't encode), if it can't have been dropped in both: no further round is needed, and what
+    that batch held, removals perhaps, is lost. Likewise another process answers if rounds too short for a drop lack
+    what this connection brought before they were asked for.
 
     *Beyond repair.* The missing batch may hold any removal, so all that is known of the worker is forgotten and the
     stream goes on, no longer ``whole``, with the last unbroken run that waits. Where none waits, it is forgotten again
@@ -373,7 +374,7 @@ class Stream:
         self._sure: set[tuple[int, int]] = set()
         """Those of them between which nothing can have been dropped."""
         self._absent: dict[int, int] = {}
-        """Numbers that never existed, as first one → the existing number behind it."""
+        """Numbers that exist nowhere, as first one → the existing number behind it."""
 
     @property
     def current(self) -> bool:
@@ -925,9 +926,18 @@ class Stream:
                 self._drop_waiting(self._next)
                 self._apply(self._next, payload)
             elif self._next in self._absent:
-                self._next = self._absent.pop(self._next)
+                self._step_over(self._absent.pop(self._next))
             else:
                 return
+
+    def _step_over(self, behind: int) -> None:
+        """The engine has no batches from the next number up to this one: what was in them is lost, and no replay from
+        number 0 can be whole."""
+        assert self._next is not None
+        self.counts.lost += behind - self._next
+        self._forget()
+        self._reaches_back = False
+        self._next = behind
 
     def _hold(self, seq: int, payload: bytes) -> None:
         if self._budget.take(len(payload)):

@@ -247,8 +247,9 @@ class World:
         if self.link and self.subscribed and not lost:
             self.wire.append(told)
 
-    def burn(self) -> None:
-        """A batch that can't be encoded: it told of nothing, so that what is held stays known."""
+    def burn(self, deeds: Sequence[int]) -> None:
+        """A batch that can't be encoded: what is done comes true, and nobody ever hears of it."""
+        self.process.does(deeds)
         self.process.next += 1
 
     def step_clock(self, forward: bool) -> None:
@@ -423,8 +424,8 @@ class World:
     def shown(self) -> bool:
         """Every loss has shown itself: the newest batch came; and where a process took over unseen and its first number
         was just the next one, a round from before that place has ended."""
-        if self.arrived < self.process.newest:
-            return False
+        if self.arrived < self.process.newest or self.process.newest != self.process.next - 1:
+            return False  # a number that is burned shows itself when another comes behind it
         foreign = [told.seq for told in self.stretch if told.process != self.process.number]
         if not foreign or not self.process.unseen:
             return True
@@ -465,11 +466,10 @@ class World:
         raise AssertionError(f"does not settle: {self.stream.state}")
 
     def _whole_replay(self) -> bool:
-        """The buffer reaches back to number 0, and few rounds are enough, whatever is burned and whatever fits."""
+        """The buffer holds every batch since number 0, none was burned, and all of it fits."""
         published = self.process.published
-        burned = sum(seq - 1 not in published for seq in published)
-        reaches_back = len(published) <= self.process.buffer_steps and (0 in published or not published)
-        return reaches_back and burned <= 2 and self.budget.limit > sum(len(b.payload) for b in published.values())
+        whole = len(published) <= self.process.buffer_steps and len(published) == self.process.next
+        return whole and self.budget.limit > sum(len(b.payload) for b in published.values())
 
     def heal(self) -> None:
         """A healthy network and time: the stream becomes live, and as exact as can be."""
@@ -480,7 +480,8 @@ class World:
             self.settle()
             self.tick(PROBE_INTERVAL)
         self.settle()
-        can_be_shown = self.can_replay and len(self.process.published) <= self.process.buffer_steps
+        told = self.process.newest == self.process.next - 1
+        can_be_shown = self.can_replay and told and len(self.process.published) <= self.process.buffer_steps
         assert self.shown or not can_be_shown
         if self.can_replay and self._whole_replay():
             assert self.sink.trust() == "exact", "a whole replay could be had"

@@ -172,15 +172,18 @@ def test_the_timeout_counts_from_the_last_frame_and_not_while_the_round_waits_fo
     assert s.later(0.1) == ["StopReplay", ("ask", 0)]
 
 
-def test_a_number_that_two_proper_rounds_step_over_never_existed() -> None:
+def test_what_a_number_held_that_two_proper_rounds_step_over_is_lost() -> None:
+    """The engine could not encode that batch: it may have told of removals."""
     s = S().caught_up(1)
     assert s.live(3) == [("ask", 1)]  # 2 was burned
     assert s.state == "repairing"
     assert s.round(1, 3) == ["StopReplay", ("ask", 1)]
-    assert s.round(1, 3) == ["StopReplay", 3]
+    assert s.round(1, 3) == ["StopReplay", "Forget", 3]
     assert s.state == "live"
-    assert s.stream.whole
+    assert not s.stream.whole
+    assert s.counts.lost == 1
     assert s.live(4) == [4]
+    assert s.later(PROBE_INTERVAL) == [("ask", 4)], "a replay from 0 has that hole, too"
 
 
 def test_two_rounds_of_which_one_timed_out_prove_nothing() -> None:
@@ -188,7 +191,7 @@ def test_two_rounds_of_which_one_timed_out_prove_nothing() -> None:
     s.live(3)
     assert s.round(1, 3, end=False) == ["StopReplay", ("ask", 1)]
     assert s.round(1, 3) == ["StopReplay", ("ask", 1)]
-    assert s.round(1, 3) == ["StopReplay", 3]
+    assert s.round(1, 3) == ["StopReplay", "Forget", 3]
 
 
 def test_holes_with_different_edges_prove_nothing(dropping: None) -> None:

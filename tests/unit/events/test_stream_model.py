@@ -63,9 +63,9 @@ class History(RuleBasedStateMachine):
             self.world.publish(deeds, lost=lost)
         self.go_on(then)
 
-    @rule(steps=STEPS, then=THEN)
-    def burn(self, steps: list[tuple[list[int], bool]], then: str) -> None:
-        self.world.burn()
+    @rule(deeds=DEEDS, steps=STEPS, then=THEN)
+    def burn(self, deeds: list[int], steps: list[tuple[list[int], bool]], then: str) -> None:
+        self.world.burn(deeds)
         self.publish(steps, then)
 
     @precondition(lambda self: self.world.steps < stream.MAX_DISORDERS)
