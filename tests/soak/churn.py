@@ -31,7 +31,7 @@ MOST_PARKED: Final = 4_096
 SUFFIXES_PER_BATCH: Final = 128
 SLOTS: Final = 8
 """Workers that live at the same time."""
-WARM_UP: Final = 12
+WARM_UP: Final = 60
 """Generations of them before the first look."""
 CONFIG: Final[Mapping[str, Any]] = {
     "events": {"enabled": True},
