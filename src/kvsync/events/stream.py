@@ -438,7 +438,10 @@ class Stream:
             self.counts.duplicates += 1
             self._note_live(seq)
         elif known is not None or seq <= self._live_last:
-            self._restart((seq, payload), mixed=self.last is not None and self._seen > self.last)
+            # What it contradicts may be older than what was applied last, unless it is that, or remembered with it.
+            remembered = seq not in self._waiting and self._remembered(seq) is not None
+            apart = remembered if self.last is None else self._seen <= self.last
+            self._restart((seq, payload), mixed=not apart)
         else:
             self._note_live(seq)
             self._accept_live(seq, payload)
@@ -468,7 +471,7 @@ class Stream:
         if known is None:
             known = self._known(seq, mark)
         if known is not None and known != mark:
-            self._restart(mixed=self.last is not None and seq != self.last)
+            self._restart(mixed=seq in self._waiting or (self.last is not None and seq != self.last))
             return self._flush()
         if known is not None and self._live_first is not None and self._live_first <= seq <= self._live_last:
             self._restarts = 0  # both sides are of one process
@@ -629,6 +632,7 @@ class Stream:
         """What was applied no longer counts; its last number still tells the process."""
         if self.last is not None:
             self._anchor = self.last, self._stamp_of_last()
+            self._marks = [m if m is not None and m[0] <= self.last else None for m in self._marks]
         self.last = self._next = None
 
     def _pick_up_anywhere(self) -> None:

@@ -135,6 +135,17 @@ def test_what_is_too_much_to_wait_when_rounds_are_given_up_is_stepped_over() -> 
     assert s.counts.lost == 50, "numbers of another process are none of these"
 
 
+def test_a_contradiction_to_what_is_older_than_the_last_batches_applied_ends_no_note() -> None:
+    """Found by the model: batches of the new process were applied and dropped again before a live one contradicts the
+    old process's; and stamps of the old one, of higher numbers, were still remembered."""
+    s = S().caught_up(2 * REMEMBERED)
+    s.live(2 * REMEMBERED + 1)
+    s.resync()
+    assert s.round(0, 1, 2, epoch=1)[:4] == ["Relearn", 0, 1, 2]
+    s.resync()
+    assert s.live(2 * REMEMBERED + 1, epoch=1)[:2] == ["StopReplay", "Relearn"]
+
+
 def test_a_live_number_that_only_an_abandoned_epoch_knows_differently_is_just_a_batch() -> None:
     """Found by the model: the anchor of an epoch that was left is not evidence against the one that is followed."""
     s = S()
