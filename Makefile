@@ -15,6 +15,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport VIRTUAL_ENV CONDA_PREFIX
+# A `cargo` that is there and works: rustup without a toolchain puts one on the path that only fails.
+RUST := cargo --version >/dev/null 2>&1
 TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
@@ -25,7 +27,7 @@ demo: .make/run
 
 test: .make/dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TEST_ARGS)
-	@if command -v cargo >/dev/null; then cd core && cargo test --locked --quiet; fi
+	@if $(RUST); then cd core && cargo test --locked --quiet; fi
 
 test-vllm: .make/dev
 	nice scripts/vllm/install.sh .make/vllm-venv
@@ -33,21 +35,21 @@ test-vllm: .make/dev
 
 fuzz: .make/dev
 	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz tests/unit/events/test_stream_model.py $(TEST_ARGS)
-	@if command -v cargo >/dev/null; then nice core/fuzz/run.sh $(FUZZ_SECONDS); fi
+	@if $(RUST); then nice core/fuzz/run.sh $(FUZZ_SECONDS); fi
 
 soak: .make/dev
 	nice $(BIN)/python -m tests.soak
 
 lint: .make/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@if command -v cargo >/dev/null; then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings; fi
+	@if $(RUST); then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings; fi
 
 bench: .make/dev
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 build: .make/run
 	$(BIN)/uv build --quiet --out-dir dist .
-	@if command -v cargo >/dev/null; then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; \
+	@if $(RUST); then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; \
 	else echo "No Rust here: the wheel of kvsync-core is left out."; fi
 
 lock: .make/run
@@ -59,7 +61,7 @@ lock: .make/run
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.txt
 	$(BIN)/uv pip install -q --require-hashes -r requirements.txt -p .venv
 	$(BIN)/uv pip install -q --no-deps -e . -p .venv
-	@if ! command -v cargo >/dev/null; then echo "No Rust here: the pure-Python index serves (slower, same answers)."; \
+	@if ! $(RUST); then echo "No Rust here: the pure-Python index serves (slower, same answers)."; \
 	elif echo "Building the native core (about half a minute) ..."; $(BIN)/uv pip install -q --no-deps --no-build-isolation ./core -p .venv 2>.make/core.log; then echo "Native core built."; \
 	else tail -5 .make/core.log; echo "The native core could not be built (.make/core.log): the pure-Python index serves."; fi
 	@touch $@

@@ -21,12 +21,12 @@ LENGTH = 240_000 if NATIVE else 12_000
 LOOKUPS = 20
 MOST_BYTES = 8 << 20
 """That one lookup may allocate in Python at any moment: the prompt itself has a million."""
-MOST_SECONDS = 2.0 if NATIVE else 20.0
-"""Far above what it takes (docs/operations.md, "What one replica costs"): only another algorithm takes longer."""
+MOST_SECONDS = 0.6 if NATIVE else 20.0
+"""Of the lookup's own CPU, which other work on the machine does not lengthen."""
 
 
 def test_a_lookup_of_a_long_prompt_over_many_workers_stays_small() -> None:
-    """(F1) 240,000 tokens, 96 workers, events applied all the while: bounded memory, and far from a second."""
+    """(F1) 240,000 tokens, 96 workers, events applied all the while: bounded memory and CPU."""
     prompt = array("I", (n * 7919 % 50_000 for n in range(LENGTH + 1)))
     chain = 1_000
     batches = [
@@ -47,37 +47,36 @@ def test_a_lookup_of_a_long_prompt_over_many_workers_stays_small() -> None:
         for batch in batches[: 1 + worker % len(batches)]:
             index.apply(f"w{worker}", batch)
     index.add_worker("busy", "m", usable_blocks=1_000_000)
-    stop = threading.Event()
-    applied = 0
+    stop, went_on = threading.Event(), threading.Event()
 
     def write() -> None:
-        nonlocal applied
+        applied = 0
         while not stop.is_set():
             first = applied * 16 + 1
             gone = [wire.removed([name]) for name in range(first - 160, first - 144)] if applied >= 10 else []
             tokens = [n % 50_000 for n in range(first * BLOCK, (first + 16) * BLOCK)]
             index.apply("busy", wire.batch(*gone, wire.stored(range(first, first + 16), tokens, block_size=BLOCK)))
             applied += 1
+            went_on.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
         packed = prompt.tobytes()
         took = []
-        before = applied
+        went_on.clear()
         for _ in range(LOOKUPS):
             tracemalloc.start()
-            started = time.perf_counter()
+            started = time.thread_time()
             found = index.match(packed, "m")
-            took.append(time.perf_counter() - started)
+            took.append(time.thread_time() - started)
             _, most = tracemalloc.get_traced_memory()
             tracemalloc.stop()
             assert most < MOST_BYTES
             for worker in range(WORKERS):
                 held = min((1 + worker % len(batches)) * chain, LENGTH // BLOCK) * BLOCK
                 assert found[f"w{worker}"].credit == held
-        while applied == before:  # it may have had no turn yet
-            time.sleep(0.001)
+        assert went_on.wait(60), "no batch was applied meanwhile"
         assert sorted(took)[LOOKUPS // 2] < MOST_SECONDS
     finally:
         stop.set()

@@ -62,30 +62,23 @@ class EngineMetrics:
 
 
 @dataclass(slots=True)
-class _Counted:
-    """What one rank's counters stand at."""
-
-    queries: float | None = None
-    hits: float | None = None
-
-
-@dataclass(slots=True)
 class Page:
     """What one page says."""
 
     started: float | None = None
     asleep: dict[int, bool] = field(default_factory=dict)
-    counted: dict[int, _Counted] = field(default_factory=dict)
+    counted: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Per rank, tokens looked up in the prefix cache and tokens found there, where it gives both."""
 
     def since(self, before: Page | None) -> EngineMetrics:
         """The news since an earlier page of the same engine."""
         restarted = before is not None and None not in (self.started, before.started) and self.started != before.started
+        then = before.counted if before is not None else {}
         ranks = {}
         for rank in self.asleep.keys() | self.counted.keys():
             queries = hits = 0
-            now, then = self.counted.get(rank), before.counted.get(rank) if before is not None else None
-            if now is not None and then is not None and None not in (now.queries, now.hits, then.queries, then.hits):
-                queries, hits = round(now.queries - then.queries), round(now.hits - then.hits)  # type: ignore[operator]
+            if rank in self.counted and rank in then:
+                queries, hits = (round(now - was) for now, was in zip(self.counted[rank], then[rank], strict=True))
                 if queries < 0 or hits < 0:
                     restarted = True
                     queries = hits = 0
@@ -103,13 +96,19 @@ def parse_page(body: bytes) -> Page:
         if rank is not None and state is not None and value in (0, 1):
             sleeps = value == 0 if state == "awake" else value == 1
             page.asleep[rank] = page.asleep.get(rank, False) or sleeps
-    for name in ("queries", "hits"):
-        for labels, value in samples(body, f"vllm:prefix_cache_{name}_total".encode()):
-            rank = rank_of(labels)
-            if rank is not None and 0 <= value <= _MOST:
-                counted = page.counted.setdefault(rank, _Counted())
-                setattr(counted, name, (getattr(counted, name) or 0.0) + value)
+    queries, hits = _sums(body, b"vllm:prefix_cache_queries_total"), _sums(body, b"vllm:prefix_cache_hits_total")
+    page.counted = {rank: (queries[rank], hits[rank]) for rank in queries.keys() & hits.keys()}
     return page
+
+
+def _sums(body: bytes, name: bytes) -> dict[int, float]:
+    """A counter's sum per rank."""
+    sums: dict[int, float] = {}
+    for labels, value in samples(body, name):
+        rank = rank_of(labels)
+        if rank is not None and 0 <= value <= _MOST:
+            sums[rank] = sums.get(rank, 0.0) + value
+    return sums
 
 
 class _Watched:

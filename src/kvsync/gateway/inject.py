@@ -74,7 +74,9 @@ class UsageChunk:
         start = 0
         while True:
             if not self._passing:
-                start = _lead(data, start).end()  # type: ignore[union-attr]
+                lead = _lead(data, start)
+                assert lead is not None  # it matches nothing as well
+                start = lead.end()
             ended = _event_end(data, start)
             if ended is None:
                 break
