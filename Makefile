@@ -6,7 +6,7 @@
 #                    then libFuzzer on the native core, FUZZ_SECONDS (300) for each target
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
 #   make lint        formatters, linters, type checkers
-#   make bench       benchmarks
+#   make bench       benchmarks beside the peers, half an hour: docs/performance.md (ROWS='events-*': some; QUICK=1: a look)
 #   make build       sdist and wheels into dist/
 #   make lock        renew the requirement files after a change of pyproject.toml
 SHELL := /bin/bash
@@ -45,7 +45,7 @@ lint: .make/dev
 	@if $(RUST); then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings; fi
 
 bench: .make/dev
-	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+	nice $(BIN)/python -m bench $(if $(QUICK),--quick) $(ROWS)
 
 build: .make/run
 	$(BIN)/uv build --quiet --out-dir dist .

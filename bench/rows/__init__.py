@@ -1,0 +1,10 @@
+"""All rows, in the order of the page. A module of this folder has the rows that are measured alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.model import Row
+from bench.rows import events
+
+ROWS: Sequence[Row] = (*events.ROWS,)
