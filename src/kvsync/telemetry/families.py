@@ -1,51 +1,106 @@
-"""Metric families that are cheap to use and can forget.
+"""Metric families that cost little where something happens, and can forget.
 
-A child is looked up by a tuple in one dictionary, and a family can drop all children of one worker or model: series of
-what is gone must not stay. Families are used from any thread.
+A request updates some twenty figures, so an update is an addition to a plain attribute: no lock, no check, no search by
+label name. The text that Prometheus wants is made of them when metrics are asked for. A child is looked up by a tuple
+in one dictionary, and a family can drop all children of one worker or model: series of what is gone must not stay.
+
+What must always hold: a child is updated by one thread (two would lose counts); who collects may be another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from threading import Lock
-from typing import Generic, TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-_Kind = TypeVar("_Kind", bound=MetricWrapperBase)
+
+class Counter:
+    """What only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self.value += amount
 
 
-class Family(Generic[_Kind]):
-    """One metric with labels. ``family(*values).inc()``."""
+class Gauge:
+    """What is so now."""
 
-    def __init__(self, metric: _Kind, labels: Sequence[str]) -> None:
-        self._metric = metric
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        self.value = float(value)
+
+
+class Histogram:
+    """How often values fell between bounds.
+
+    Args:
+        bounds: ascending; a value belongs to the first that is not below it, or to none of them.
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+_Child = TypeVar("_Child")
+
+
+class Family(Collector, Generic[_Child]):
+    """One metric with labels. ``family(*values).inc()``.
+
+    Args:
+        labels: their names.
+        make: makes a child.
+        gather: makes the metric of all children, by the values of their labels.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        make: Callable[[], _Child],
+        gather: Callable[[dict[tuple[str, ...], _Child]], Metric],
+    ) -> None:
         self._labels = tuple(labels)
-        self._children: dict[tuple[str, ...], _Kind] = {}
-        self._lock = Lock()
+        self._make = make
+        self._gather = gather
+        self._children: dict[tuple[str, ...], _Child] = {}
 
-    def __call__(self, *values: str) -> _Kind:
+    def __call__(self, *values: str) -> _Child:
         child = self._children.get(values)
-        return child if child is not None else self._made(values)
-
-    def _made(self, values: tuple[str, ...]) -> _Kind:
-        with self._lock:
-            child = self._metric.labels(*values) if values else self._metric
-            self._children[values] = child
-            return child
+        if child is None:
+            assert len(values) == len(self._labels)
+            child = self._children.setdefault(values, self._make())
+        return child
 
     def drop(self, label: str, value: str) -> None:
         """Forget every series whose label has this value."""
-        if label not in self._labels:
-            return
-        place = self._labels.index(label)
-        with self._lock:
-            for values in [values for values in self._children if values[place] == value]:
-                del self._children[values]
-                self._metric.remove(*values)
+        if label in self._labels:
+            place = self._labels.index(label)
+            for values in [values for values in list(self._children) if values[place] == value]:
+                self._children.pop(values, None)
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._gather(self._children.copy())
 
 
 class Totals(Collector):
@@ -73,27 +128,43 @@ class Totals(Collector):
         yield family
 
 
+class _Dropping(Protocol):
+    def drop(self, label: str, value: str) -> None: ...
+
+
 class Families:
     """Makes families in one registry, and drops series over all of them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._all: list[Family[Counter] | Family[Gauge] | Family[Histogram] | Totals] = []
+        self._all: list[_Dropping] = []
 
     def counter(self, name: str, text: str, *labels: str) -> Family[Counter]:
-        family = Family(Counter(name, text, labels, registry=self._registry), labels)
-        self._all.append(family)
-        return family
+        def gather(children: dict[tuple[str, ...], Counter]) -> Metric:
+            family = CounterMetricFamily(name, text, labels=labels)
+            for values, child in children.items():
+                family.add_metric(values, child.value)
+            return family
+
+        return self._added(Family(labels, Counter, gather))
 
     def gauge(self, name: str, text: str, *labels: str) -> Family[Gauge]:
-        family = Family(Gauge(name, text, labels, registry=self._registry), labels)
-        self._all.append(family)
-        return family
+        def gather(children: dict[tuple[str, ...], Gauge]) -> Metric:
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for values, child in children.items():
+                family.add_metric(values, child.value)
+            return family
+
+        return self._added(Family(labels, Gauge, gather))
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float]) -> Family[Histogram]:
-        family = Family(Histogram(name, text, labels, buckets=buckets, registry=self._registry), labels)
-        self._all.append(family)
-        return family
+        def gather(children: dict[tuple[str, ...], Histogram]) -> Metric:
+            family = HistogramMetricFamily(name, text, labels=labels)
+            for values, child in children.items():
+                family.add_metric(values, _cumulated(child.counts.copy(), buckets), child.total)
+            return family
+
+        return self._added(Family(labels, lambda: Histogram(buckets), gather))
 
     def totals(self, name: str, text: str, *labels: str) -> Totals:
         family = Totals(name, text, labels)
@@ -105,5 +176,22 @@ class Families:
         for family in self._all:
             family.drop(label, value)
 
+    def _added(self, family: Family[_Child]) -> Family[_Child]:
+        self._registry.register(family)
+        self._all.append(family)
+        return family
 
-__all__ = ["Families", "Family", "Totals"]
+
+_INFINITE: Final = "+Inf"
+
+
+def _cumulated(counts: Sequence[int], bounds: Sequence[float]) -> list[tuple[str, float]]:
+    """Per bound, how many values were not above it."""
+    found, so_far = [], 0
+    for bound, count in zip((*map(floatToGoString, bounds), _INFINITE), counts, strict=True):
+        so_far += count
+        found.append((bound, float(so_far)))
+    return found
+
+
+__all__ = ["Counter", "Families", "Family", "Gauge", "Histogram", "Totals"]

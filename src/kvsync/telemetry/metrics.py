@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvsync.telemetry.aibrix import Gateway, PrefixCache, Zmq, ZmqFigures
 from kvsync.telemetry.families import Families
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-# Without this every counter and histogram has a second series that says when it was made.
-prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SHORT: Final = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
 _LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
