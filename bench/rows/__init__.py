@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.model import Row
-from bench.rows import events
+from bench.rows import events, gateway
 
-ROWS: Sequence[Row] = (*events.ROWS,)
+ROWS: Sequence[Row] = (*events.ROWS, *gateway.ROWS)

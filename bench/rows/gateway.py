@@ -1,0 +1,293 @@
+"""What a gateway costs: requests that are answered at once, streams, the wait that it adds, and all that under events.
+
+The gateways are whole processes with real files or command lines; clients and engines are processes of their own, as
+cheap as can be, on the same cores. So requests/s say what the machine gives to all three, and the CPU per request (all
+threads) is the steady figure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.asked import CHUNK_EVERY, CHUNKS, FAMILIES, PREFIX_BLOCKS, PROMPT, family_start
+from bench.environments import pinned
+from bench.gateways import Gateway, Kvsync, sglang_router, smg, vllm_router
+from bench.model import OURS, Figures, Measure, Row, Run, Sides, Target, Wrong
+from bench.process import Subject, quiet_cpu, until
+from bench.work import BLOCK
+
+WORKERS: Final = 64
+CONNECTIONS: Final = 32
+ALONE: Final = "engine alone"
+"""The side without a gateway."""
+VLLM_ROUTER: Final = f"vllm-router {pinned('vllm-router', 'vllm-router')}"
+SMG: Final = f"smg {pinned('smg', 'smg')}"
+SGLANG: Final = f"sglang-router {pinned('sglang-router', 'sglang-router')}"
+FILLER: Final = 1_000_000
+"""Where the seeds of prompts begin that nobody asks for."""
+
+CHAIN: Final = 1024
+"""Blocks of each."""
+STREAMS: Final = (128, 256)
+
+
+@dataclass(slots=True)
+class Stage:
+    """Engines and clients, as long as a row runs."""
+
+    engines: Subject
+    clients: Subject
+    ports: Sequence[int]
+
+    def answered(self) -> int:
+        """Requests that engines answered so far."""
+        count: int = self.engines.ask("counts")["requests"]
+        return count
+
+
+@contextmanager
+def stage(held: Sequence[Sequence[int]]) -> Iterator[Stage]:
+    """``held``: for each engine, the families that it holds."""
+    starts = json.dumps([[family_start(family).decode() for family in families] for families in held])
+    with ExitStack() as stack:
+        engines = stack.enter_context(Subject("engines", starts, python=sys.executable))
+        clients = stack.enter_context(Subject("clients", python=sys.executable))
+        yield Stage(engines, clients, engines.ask("opened"))
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    publisher: Subject
+    endpoints: Sequence[Sequence[str]]
+    publish: Callable[[], None]
+    """All that the engines hold, once they are followed."""
+
+
+@contextmanager
+def streams(held: Sequence[Sequence[int]], blocks: int) -> Iterator[Streams]:
+    """The event streams of engines that hold their families and, with a filler, so many blocks each."""
+    scripts = []
+    for number, families in enumerate(held):
+        left = blocks - PREFIX_BLOCKS * len(families)
+        filler = [[FILLER + 1000 * number + at, min(CHAIN, left - at * CHAIN)] for at in range(-(-left // CHAIN))]
+        wanted = [[family, PREFIX_BLOCKS] for family in families] + filler
+        scripts.append({"kind": "chains", "wanted": wanted, "per_batch": 64})
+    with Subject("publisher", python=sys.executable) as publisher:
+        endpoints = publisher.ask("open", streams=len(held))
+
+        def publish() -> None:
+            until(lambda: publisher.ask("subscribed"))
+            publisher.ask("stream", scripts=scripts, rate=4000.0)
+
+        yield Streams(publisher, endpoints, publish)
+
+
+# ---- requests that are answered at once
+
+
+def _json(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
+    """One repeat: a warm-up, then all of the requests."""
+    clients = stage.clients
+    clients.ask("open", port=stage.ports[0] if gateway is None else gateway.port, kind="json", connections=CONNECTIONS)
+    clients.ask("run", name="warm")
+    credited = gateway.total("kvsync_credited_tokens_total") if isinstance(gateway, Kvsync) else 0.0
+    answered = stage.answered()
+    before = gateway.cpu() if gateway is not None else 0.0
+    went = clients.ask("run", name="all")
+    used = gateway.cpu() - before if gateway is not None else 0.0
+    clients.ask("close")
+    if stage.answered() - answered != went["requests"]:
+        raise Wrong(f"{went['requests']} requests were answered, and engines had {stage.answered() - answered}")
+    if isinstance(gateway, Kvsync):
+        _check(gateway, gateway.total("kvsync_credited_tokens_total") - credited, went)
+    figures = {
+        "requests": went["requests"] / went["seconds"],
+        "p50": went["p50"],
+        "p99": went["p99"],
+        "client_cpu": went["cpu"] / went["requests"],
+    }
+    if gateway is None:
+        return figures
+    return figures | {
+        "cpu": used / went["requests"],
+        "cores": used / went["seconds"],
+        "hits": went["hits"] / went["requests"],
+    }
+
+
+def _check(gateway: Kvsync, credited: float, went: Mapping[str, Any]) -> None:
+    """What was credited is what engines held, and nothing is left open."""
+    if credited != went["hits"] * PREFIX_BLOCKS * BLOCK:
+        raise Wrong(
+            f"{credited:g} tokens credited, and {went['hits']} prompts went to engines that held their beginning"
+        )
+    if over := gateway.total("kvsync_audit_answers_total", 'verdict="over"'):
+        raise Wrong(f"{over:g} answers had less than was credited")
+    if running := gateway.total("kvsync_worker_running"):
+        raise Wrong(f"{running:g} requests count as running after the last answer")
+
+
+@contextmanager
+def open_json(run: Run) -> Iterator[Sides]:
+    blocks = run.pick(1_000_000, 64_000) // WORKERS
+    held = [[worker % FAMILIES] for worker in range(WORKERS)]
+    with ExitStack() as stack:
+        there = stack.enter_context(stage(held))
+        ours, peers = stack.enter_context(streams(held, blocks)), stack.enter_context(streams(held, blocks))
+        gateway = stack.enter_context(Kvsync(run.folder, there.ports, ours.endpoints))
+        python = run.environment("vllm-router")
+        peer = stack.enter_context(vllm_router(python, there.ports, "kv_aware", peers.endpoints))
+        ours.publish()
+        gateway.holds(blocks * WORKERS, WORKERS)
+        peers.publish()
+        quiet_cpu(peer.pid)
+        there.clients.ask("make", name="warm", kind="ids", count=run.pick(2_000, 500), seed=1)
+        there.clients.ask("make", name="all", kind="ids", count=run.pick(10_000, 2_000), seed=2)
+        yield {
+            OURS: lambda: _json(run, there, gateway),
+            VLLM_ROUTER: lambda: _json(run, there, peer),
+            ALONE: lambda: _json(run, there, None),
+        }
+
+
+# ---- streams
+
+
+def _streams(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
+    """One repeat: for each number of open streams, one round of answers as a warm-up, then some that count."""
+    clients = stage.clients
+    port = stage.ports[0] if gateway is None else gateway.port
+    figures: dict[str, float] = {}
+    for count in STREAMS:
+        clients.ask("open", port=port, kind="stream", connections=count)
+        clients.ask("run", name=f"warm {count}", spread=CHUNKS * CHUNK_EVERY)
+        before = gateway.cpu() if gateway is not None else 0.0
+        went = clients.ask("run", name=f"all {count}", spread=CHUNKS * CHUNK_EVERY)
+        if gateway is not None:
+            used = gateway.cpu() - before
+            figures |= {f"cpu {count}": used / went["requests"], f"cores {count}": used / went["seconds"]}
+        clients.ask("close")
+        figures |= {f"p50 {count}": went["p50"], f"p99 {count}": went["p99"]}
+    return figures
+
+
+@contextmanager
+def _all(run: Run, stage: Stage) -> Iterator[dict[str, Gateway | None]]:
+    """Every gateway in front of the same engines, without events."""
+    with ExitStack() as stack:
+        made: list[tuple[str, Gateway]] = [
+            (OURS, Kvsync(run.folder, stage.ports)),
+            (VLLM_ROUTER, vllm_router(run.environment("vllm-router"), stage.ports, "cache_aware")),
+            (SMG, smg(run.environment("smg"), stage.ports)),
+            (SGLANG, sglang_router(run.environment("sglang-router"), stage.ports)),
+        ]
+        for _, gateway in made:
+            stack.enter_context(gateway)
+        for _, gateway in made:
+            quiet_cpu(gateway.pid)
+        yield {ALONE: None, **dict(made)}
+
+
+@contextmanager
+def open_streams(run: Run) -> Iterator[Sides]:
+    with stage([[], [], [], []]) as there, _all(run, there) as gateways:
+        for count in STREAMS:
+            there.clients.ask("make", name=f"warm {count}", kind="stream", count=count, size=2_000)
+            there.clients.ask("make", name=f"all {count}", kind="stream", count=count * run.pick(3, 1), size=2_000)
+        yield {name: _of(_streams, run, there, gateway) for name, gateway in gateways.items()}
+
+
+def _of(
+    measure: Callable[[Run, Stage, Gateway | None], Figures], run: Run, stage: Stage, gateway: Gateway | None
+) -> Measure:
+    return lambda: measure(run, stage, gateway)
+
+
+# ---- the wait that a gateway adds
+
+
+@contextmanager
+def open_latency(run: Run) -> Iterator[Sides]:
+    with stage([[], [], [], []]) as there, _all(run, there) as gateways:
+        there.clients.ask("make", name="warm", kind="chat", count=100, size=2_000)
+        there.clients.ask("make", name="all", kind="chat", count=run.pick(1_000, 200), size=2_000)
+        alone: dict[str, float] = {}
+
+        def measure(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
+            port = stage.ports[0] if gateway is None else gateway.port
+            stage.clients.ask("one", port=port, name="warm")
+            taken: dict[str, float] = stage.clients.ask("one", port=port, name="all")
+            if gateway is None:  # the first of each turn
+                alone.update(taken)
+                return taken
+            return {"p50": taken["p50"], **{f"added {part}": taken[part] - alone[part] for part in ("p50", "p99")}}
+
+        yield {name: _of(measure, run, there, gateway) for name, gateway in gateways.items()}
+
+
+ROWS: Final = (
+    Row(
+        "gateway-json",
+        "Gateway with routing, JSON answers, 32 connections",
+        f"10,000 distinct prompts of {PROMPT} token ids in {FAMILIES} families, {PREFIX_BLOCKS * BLOCK} tokens of each "
+        f"in common; {WORKERS} engines publish 1 M blocks, each family held by two. Both route by events (kv-aware, "
+        "kv_aware). Answers are 450 bytes and come at once. After each run every request is accounted for at the "
+        "engines; ours must have credited just what the engines held. Clients and engines share the cores with the "
+        "gateway: `cores` is what it had of them.",
+        (
+            Target("requests", "requests", "requests/s", "higher", ratio=1.5, peers=(VLLM_ROUTER,)),
+            Target("CPU per request", "cpu", "µs", factor=1e6, peers=(VLLM_ROUTER,)),
+            Target("cores used", "cores", "", peers=(VLLM_ROUTER,)),
+            Target("prompts sent where their family is held", "hits", "%", "higher", 100.0, peers=(VLLM_ROUTER,)),
+            Target("time to the answer, p99", "p99", "ms", factor=1e3),
+        ),
+        open_json,
+    ),
+    Row(
+        "gateway-streams",
+        "Gateway, open SSE streams",
+        f"Chats of 2 kB; an answer is {CHUNKS} chunks, one every {CHUNK_EVERY * 1000:g} ms, compared as a whole. Each "
+        "connection asks again when it has its answer, so that as many streams stay open. Routing by load or by the "
+        "router's own cache_aware, no events.",
+        tuple(
+            target
+            for count in STREAMS
+            for target in (
+                Target(
+                    f"CPU per answer, {count} streams",
+                    f"cpu {count}",
+                    "ms",
+                    factor=1e3,
+                    ratio=1.25,
+                    peers=(VLLM_ROUTER, SMG),
+                ),
+                Target(
+                    f"time to the first token, p99, {count} streams",
+                    f"p99 {count}",
+                    "ms",
+                    factor=1e3,
+                    ratio=1.0,
+                    peers=(VLLM_ROUTER, SMG),
+                ),
+            )
+        ),
+        open_streams,
+        repeats=3,
+    ),
+    Row(
+        "gateway-latency",
+        "Latency that a gateway adds",
+        "One connection, chats of 2 kB one after the other, JSON answers at once, no tokenizing. What the same engine "
+        "takes without a gateway, measured just before, is subtracted.",
+        (
+            Target("added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
+            Target("added, p99", "added p99", "ms", factor=1e3),
+        ),
+        open_latency,
+    ),
+)
