@@ -10,12 +10,15 @@ import argparse
 import fnmatch
 import json
 import sys
-from pathlib import Path
 
+from bench import render
+from bench.model import OURS
+from bench.process import ROOT
 from bench.rows import ROWS
 from bench.run import run, say
 
-RESULTS = Path(__file__).parent / "results"
+LAST = ROOT / ".make" / "bench.json"
+NOTES = {row.name: row.notes for row in ROWS}
 
 
 def main() -> int:
@@ -23,11 +26,14 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="names, or patterns such as 'events-*'; all by default")
     parser.add_argument("--quick", action="store_true", help="as little work as shows that everything works")
     parser.add_argument("--list", action="store_true", help="name the rows")
+    parser.add_argument("--render", action="store_true", help="write the page from the last results again")
     options = parser.parse_args()
     if options.list:
         for row in ROWS:
             print(f"{row.name:24} {row.title}")
         return 0
+    if options.render:
+        return _render()
     unknown = [wanted for wanted in options.rows if not fnmatch.filter([row.name for row in ROWS], wanted)]
     if unknown:
         parser.error(f"no row is called {', '.join(unknown)} (--list names them)")
@@ -35,14 +41,26 @@ def main() -> int:
     document = run(rows, options.quick)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     if options.quick or options.rows:
-        print(text)
+        LAST.parent.mkdir(exist_ok=True)
+        LAST.write_text(text, encoding="utf-8")
+        say(f"not kept; the figures are in {LAST}")
     else:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{document['date'][:10]}.json").write_text(text, encoding="utf-8")
-    failed = [row["name"] for row in document["rows"] if row["failed"] or row["wrong"]]
+        render.RESULTS.mkdir(exist_ok=True)
+        (render.RESULTS / f"{document['date'][:10]}.json").write_text(text, encoding="utf-8")
+        _render()
+    failed = [row["name"] for row in document["rows"] if row["failed"] or OURS in row["wrong"]]
     if failed:
         say(f"not as it should be: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _render() -> int:
+    last = render.latest()
+    if last is None:
+        say("there are no results yet: run all rows first")
+        return 1
+    render.write(last, NOTES)
+    return 0
 
 
 if __name__ == "__main__":

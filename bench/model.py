@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -85,7 +85,7 @@ class Row:
     open: Callable[[Run], AbstractContextManager[Sides]]
     repeats: int = 5
     quick_repeats: int = 1
-    notes: Mapping[str, str] | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
     """By figure: why the target is not met and what was tried. Shown while it is not met."""
 
 
