@@ -7,6 +7,8 @@
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
 #   make lint        formatters, linters, type checkers
 #   make bench       benchmarks beside the peers, half an hour: docs/performance.md (ROWS='events-*': some; QUICK=1: a look)
+#   make bench-micro times of small parts: the core in Rust (criterion), its Python face and a choice (pytest-benchmark); ONLY=name
+#   make instructions  instructions of the core's hot paths, counted (valgrind) and compared with bench/instructions.json; ACCEPT=1: kept
 #   make build       sdist and wheels into dist/
 #   make lock        renew the requirement files after a change of pyproject.toml
 SHELL := /bin/bash
@@ -19,9 +21,9 @@ unexport VIRTUAL_ENV CONDA_PREFIX
 RUST := cargo --version >/dev/null 2>&1
 TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
-CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v /target/)
+CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v -e /target/ -e core/benches/ -e core/fuzz/)
 
-.PHONY: demo test soak test-vllm fuzz lint bench build lock
+.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions build lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
@@ -42,10 +44,18 @@ soak: .make/dev
 
 lint: .make/dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@if $(RUST); then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings; fi
+	@if $(RUST); then cd core && cargo fmt --check && cargo clippy --locked --all-targets --quiet -- -D warnings \
+	&& cd benches && cargo fmt --check && cargo clippy --locked --quiet -- -D warnings; fi
 
 bench: .make/dev
 	nice $(BIN)/python -m bench $(if $(QUICK),--quick) $(ROWS)
+
+bench-micro: .make/dev
+	@if $(RUST); then cd core/benches && nice cargo bench --locked --quiet --bench core -- $(ONLY); fi
+	nice $(BIN)/pytest bench/micro --timeout 600 $(if $(ONLY),-k '$(ONLY)')
+
+instructions: .make/dev
+	nice $(BIN)/python -m bench.micro.instructions $(if $(ACCEPT),--accept)
 
 build: .make/run
 	$(BIN)/uv build --quiet --out-dir dist .
