@@ -1,27 +1,53 @@
 //! Prompts from Python: any buffer of uint32 or a sequence of ints, and the extra keys of their blocks.
 
 use std::borrow::Cow;
+use std::ops::Deref;
 
 use kvsync_index::event::ExtraKey;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PySequence, PyTuple};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyList, PySequence, PyTuple};
 
 use crate::buffer;
+
+/// A prompt's tokens, to be read without the GIL too.
+pub(crate) enum Tokens {
+    /// Bytes, which never change, read where they are. They stand as tokens must, and are a multiple of their size.
+    InPlace(PyBackedBytes),
+    Copied(Vec<u32>),
+}
+
+impl Deref for Tokens {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            Self::InPlace(bytes) => bytemuck::cast_slice(bytes),
+            Self::Copied(tokens) => tokens,
+        }
+    }
+}
 
 /// A prompt's tokens.
 ///
 /// TypeError: not ints, or a buffer of another item type than uint32 (format 'I') or bytes. ValueError: bytes whose
 /// length is no multiple of 4, or a buffer that is not contiguous. OverflowError: a token below 0 or above 2³² − 1.
-pub(crate) fn tokens(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+pub(crate) fn tokens(given: &Bound<'_, PyAny>) -> PyResult<Tokens> {
+    if let Ok(bytes) = given.cast::<PyBytes>() {
+        whole(bytes.as_bytes().len())?;
+        if bytemuck::try_cast_slice::<u8, u32>(bytes.as_bytes()).is_ok() {
+            return Ok(Tokens::InPlace(bytes.clone().into()));
+        }
+    }
     if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-        return given.extract();
+        return given.extract().map(Tokens::Copied);
     }
     let buffer = match PyUntypedBuffer::get(given) {
         Ok(buffer) => buffer,
-        Err(_) if given.is_instance_of::<PySequence>() => return given.extract(),
+        Err(_) if given.is_instance_of::<PySequence>() => return given.extract().map(Tokens::Copied),
         Err(error) => return Err(error),
     };
     if !buffer.is_c_contiguous() {
@@ -33,14 +59,16 @@ pub(crate) fn tokens(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
             buffer.format().to_string_lossy()
         )));
     }
-    if !buffer.len_bytes().is_multiple_of(4) {
-        return Err(PyValueError::new_err(format!(
-            "packed tokens are 4 bytes each, {} bytes are no multiple of 4",
-            buffer.len_bytes()
-        )));
+    whole(buffer.len_bytes())?;
+    Ok(Tokens::Copied(buffer::copied(&buffer, given.py())))
+}
+
+/// ValueError: these are not whole tokens.
+fn whole(bytes: usize) -> PyResult<()> {
+    if bytes.is_multiple_of(size_of::<u32>()) {
+        return Ok(());
     }
-    let bytes = buffer::copied(&buffer, given.py());
-    Ok(bytes.chunks_exact(4).map(|token| u32::from_ne_bytes([token[0], token[1], token[2], token[3]])).collect())
+    Err(PyValueError::new_err(format!("packed tokens are 4 bytes each, {bytes} bytes are no multiple of 4")))
 }
 
 /// Extra keys by block, the salt added to those of the first.
