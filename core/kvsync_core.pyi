@@ -5,7 +5,7 @@ from typing import Literal, Protocol, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Match", "PrefixIndex"]
+__all__ = ["Match", "PrefixIndex", "lift_ids"]
 
 class _Batch(Protocol):
     """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
@@ -158,3 +158,15 @@ class PrefixIndex:
 
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""
+
+def lift_ids(text: bytes, member: str, most: int = 1) -> tuple[bytes, list[bytes]] | None:
+    """Prompts of token ids, taken out of a JSON object without making Python objects of them.
+
+    Looks for the top-level ``member`` whose value is an array of ids, or an array of at most ``most`` arrays of ids;
+    none of them empty, each id an integer of 32 bits.
+
+    Returns:
+        The text with ``[]`` in the value's place, and each prompt as packed native-endian uint32. The rest is not
+        judged: it is JSON exactly if ``text`` is. ``None`` where it can't be said for certain that a parser would find
+        just these (the member comes twice, a name has an escape, …): then nothing is known.
+    """

@@ -5,12 +5,14 @@
 //! both. Nothing here knows of Python, sockets or HTTP.
 //!
 //! From the outside in: [`Index`] finds workers and locks them; [`Worker`] has the rules; the store below it has the
-//! blocks; [`wire`] reads what engines send; [`key`] names blocks; [`hits`] counts what a cache can serve.
+//! blocks; [`wire`] reads what engines send; [`key`] names blocks; [`hits`] counts what a cache can serve. Apart from them,
+//! [`ids`] takes prompts out of JSON.
 
 pub mod adoption;
 pub mod counts;
 pub mod event;
 pub mod hits;
+pub mod ids;
 pub mod index;
 pub mod key;
 pub mod observed;

@@ -7,6 +7,7 @@
 
 mod answer;
 mod buffer;
+mod ids;
 mod payload;
 mod prompt;
 
@@ -244,4 +245,6 @@ mod kvsync_core {
     use super::PrefixIndex;
     #[pymodule_export]
     use super::answer::Match;
+    #[pymodule_export]
+    use super::ids::lift_ids;
 }

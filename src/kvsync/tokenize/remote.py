@@ -18,6 +18,7 @@ from kvsync.config import RemoteTokenizerSettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.endpoints import BadAnswer, Endpoint, Endpoints, Retried, Route
 from kvsync.tokenize.errors import Untokenized
+from kvsync.tokenize.ids import lift
 from kvsync.tokenize.pool import BoundedPool
 from kvsync.tokenize.request import Chat, Text, Work
 
@@ -79,13 +80,14 @@ def _chat_body(chat: Chat, name: str) -> dict[str, Any]:
 
 
 def _decode(raw: bytes) -> RemoteTokens:
+    lifted = lift(raw, "tokens")
     try:
-        answer = _DECODER.decode(raw)
-        tokens = array("I", answer.tokens).tobytes()
+        answer = _DECODER.decode(raw if lifted is None else lifted[0])
+        tokens = array("I", answer.tokens).tobytes() if lifted is None else lifted[1][0]
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise BadAnswer(str(error)) from error
-    if answer.count is not None and answer.count != len(answer.tokens):
-        raise BadAnswer(f"{len(answer.tokens)} tokens, said to be {answer.count}")
+    if answer.count is not None and answer.count != len(tokens) // 4:
+        raise BadAnswer(f"{len(tokens) // 4} tokens, said to be {answer.count}")
     limit = answer.max_model_len
     return RemoteTokens(tokens, limit if limit is not None and limit > 0 else None)
 

@@ -27,6 +27,7 @@ from kvsync.config import RemoteTokenizerSettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.endpoints import BadAnswer, Endpoints, Route
 from kvsync.tokenize.errors import RemoteFailed, Untokenized
+from kvsync.tokenize.ids import lift
 from kvsync.tokenize.pool import BoundedPool
 from kvsync.tokenize.types import ImageSpan, Prompt
 
@@ -77,14 +78,15 @@ def read_rendering(raw: bytes) -> Prompt:
     Raises:
         BadAnswer: it is no rendering of a prompt with media, or one that can't be.
     """
+    lifted = lift(raw, "token_ids")
     try:
-        answer = _DECODER.decode(raw)
-        tokens = array("I", answer.token_ids).tobytes()
+        answer = _DECODER.decode(raw if lifted is None else lifted[0])
+        tokens = array("I", answer.token_ids).tobytes() if lifted is None else lifted[1][0]
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise BadAnswer(str(error)) from error
     if answer.features is None:
         raise BadAnswer("no features: the media are not in it")
-    length = len(answer.token_ids)
+    length = len(tokens) // 4
     spans = sorted(_spans(answer.features), key=lambda span: span.offset)
     end = 0
     for span in spans:

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
+from kvsync.tokenize.ids import PackedIds
+
 Side: TypeAlias = Literal["left", "right"]
 
 MAX_PROMPTS: Final = 128
@@ -192,6 +194,8 @@ def _read_completion(body: Mapping[str, Any], flags: dict[str, Any]) -> Reading:
         raise _Refused("prompt_embeds")
     prompt = body.get("prompt")
     special = _boolean(body, "add_special_tokens", True)
+    if isinstance(prompt, PackedIds):
+        return Reading(ids=prompt.prompts, **flags)
     if isinstance(prompt, str) and prompt:
         return Reading(works=(Text(prompt, special),), **flags)
     if not isinstance(prompt, list) or not prompt:
