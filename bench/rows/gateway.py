@@ -76,7 +76,7 @@ def streams(held: Sequence[Sequence[int]], blocks: int) -> Iterator[Streams]:
         left = blocks - PREFIX_BLOCKS * len(families)
         filler = [[FILLER + 1000 * number + at, min(CHAIN, left - at * CHAIN)] for at in range(-(-left // CHAIN))]
         wanted = [[family, PREFIX_BLOCKS] for family in families] + filler
-        scripts.append({"kind": "chains", "wanted": wanted, "per_batch": 64})
+        scripts.append({"kind": "store", "wanted": wanted, "per_batch": 64})
     with Subject("publisher", python=sys.executable) as publisher:
         endpoints = publisher.ask("open", streams=len(held))
 
