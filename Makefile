@@ -7,7 +7,7 @@
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
 #   make lint        formatters, linters, type checkers
 #   make bench       benchmarks beside the peers, half an hour: docs/performance.md (ROWS='events-*': some; QUICK=1: a look)
-#   make bench-micro times of small parts: the core in Rust (criterion), its Python face and a choice (pytest-benchmark); ONLY=name
+#   make bench-micro times of small parts: the core in Rust (criterion), its Python face and a choice (pytest-benchmark)
 #   make instructions  instructions of the core's hot paths, counted (valgrind) and compared with bench/instructions.json; ACCEPT=1: kept
 #   make build       sdist and wheels into dist/
 #   make lock        renew the requirement files after a change of pyproject.toml
@@ -51,8 +51,8 @@ bench: .make/dev
 	nice $(BIN)/python -m bench $(if $(QUICK),--quick) $(ROWS)
 
 bench-micro: .make/dev
-	@if $(RUST); then cd core/benches && nice cargo bench --locked --quiet --bench core -- $(ONLY); fi
-	nice $(BIN)/pytest bench/micro --timeout 600 $(if $(ONLY),-k '$(ONLY)')
+	@if $(RUST); then cd core/benches && nice cargo bench --locked --quiet --bench core; fi
+	nice $(BIN)/pytest -q bench/micro --benchmark-columns=min,median,iqr,rounds
 
 instructions: .make/dev
 	nice $(BIN)/python -m bench.micro.instructions $(if $(ACCEPT),--accept)
