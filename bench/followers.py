@@ -13,8 +13,7 @@ from typing import Any, Protocol, Self
 from bench.environments import pinned
 from bench.model import Wrong
 from bench.process import Process, Subject, until
-from bench.traffic import Chain
-from bench.work import BLOCK, tokens
+from bench.work import BLOCK, Chain, tokens
 
 DYNAMO = f"dynamo.indexer {pinned('dynamo', 'ai-dynamo-runtime')}"
 """As a side's name."""

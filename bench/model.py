@@ -48,6 +48,8 @@ class Target:
     at_least: float | None = None
     peers: tuple[str, ...] | None = None
     """Sides that it is compared with; ``None``: all that have the figure."""
+    aside: bool = False
+    """Shown in the row's own section only."""
 
 
 @dataclass(frozen=True, slots=True)

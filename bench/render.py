@@ -97,6 +97,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         link = f"#{anchor(row['title'])}"
         for target in row["targets"]:
+            if target["aside"]:
+                continue
             found = verdict(row, target)
             ours = f"{number(found.ours.median)} {target['unit']}".rstrip() if found.ours else "–"
             peer = f"{found.best}: {number(found.peers[found.best].median)}" if found.best else "–"
@@ -161,8 +163,8 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[plot.Ratio]:
     found = []
     for row in rows:
         for target in row["targets"]:
-            ratio = verdict(row, target).ratio
-            if ratio is not None and ratio > 0:
+            ratio = None if target["aside"] else verdict(row, target).ratio
+            if ratio:
                 found.append(plot.Ratio(f"{row['name']}: {target['figure']}", ratio, target["ratio"]))
     return found
 

@@ -85,7 +85,7 @@ def _measure(row: Row, run: Run, result: dict[str, Any]) -> None:
                     result["wrong"][name] = f"not available: {why}"
                     continue
                 except (Wrong, Failed) as error:
-                    result["wrong"][name] = str(error).strip()[-500:]
+                    result["wrong"][name] = (str(error).strip() or type(error).__name__).splitlines()[-1]
                     say(f"  {name}: {error}")
                     continue
                 took, load = round(time.monotonic() - began, 2), round(os.getloadavg()[0], 2)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from bench.followers import DYNAMO, Dynamo, Follower, Kvsync, verify
 from bench.model import OURS, Figures, Row, Run, Sides, Target
 from bench.process import Subject, all_of, quiet_cpu, until
-from bench.traffic import Chain
+from bench.work import Chain
 
 STREAMS = 8
 PROCESSES = 2
@@ -76,7 +76,7 @@ def _row(per_batch: int, blocks: int, quick: int, ratio: float) -> Row:
             each = STREAMS // PROCESSES
             for at, publisher in enumerate(publishers):
                 part = plan[at * each : (at + 1) * each]
-                publisher.tell("load", scripts=[{"kind": "chains", "wanted": p, "per_batch": per_batch} for p in part])
+                publisher.tell("load", scripts=[{"kind": "store", "wanted": p, "per_batch": per_batch} for p in part])
             for publisher in publishers:
                 publisher.answer()
 

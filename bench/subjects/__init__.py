@@ -7,10 +7,15 @@ environments, so all imports of this package at import time are of the standard 
 from __future__ import annotations
 
 import json
+import struct
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+FRAME = struct.Struct("<II")
+"""Before each frame of a feed: the worker's number and the frame's length."""
 
 
 def answer(handlers: Mapping[str, Callable[..., Any]], line: bytes | str) -> None:
@@ -28,3 +33,18 @@ def serve(handlers: Mapping[str, Callable[..., Any]]) -> None:
     """Answer requests, one line of JSON each, until the input ends."""
     for line in sys.stdin:
         answer(handlers, line)
+
+
+def feeding(command: Sequence[str]) -> Iterator[tuple[int, bytes]]:
+    """Worker and frame, one after the other, as a process writes them: to make them costs its memory, not the caller's.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while head := process.stdout.read(FRAME.size):
+            worker, size = FRAME.unpack(head)
+            yield worker, process.stdout.read(size)
+    if process.returncode:
+        raise RuntimeError(f"{command[:3]} ended with status {process.returncode}")

@@ -4,7 +4,7 @@ The PUB side is an XPUB socket (what libzmq's PUB is made of), which tells when 
 so nothing is sent before the subject listens, and nobody has to wait and hope. High-water marks are vLLM's (100,000
 messages): nothing is lost as long as no stream has more than that.
 
-    load      make payloads: a script (:mod:`bench.traffic`) per stream
+    load      make payloads: a script (:mod:`bench.work`) per stream
     open      bind; sequence numbers begin at 0 → endpoints
     publish   send all that is loaded, at a rate or as fast as it goes; → when and how much
     close
@@ -15,13 +15,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import zmq
 
 from bench.subjects import answer
-from bench.traffic import payload, script
+from bench.traffic import in_turns, payload, rest
 
 HIGH_WATER = 100_000
 BUFFERED = 10_000
@@ -71,11 +71,11 @@ class Publisher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
         self._streams: list[Stream] = []
-        self._loaded: list[list[bytes]] = []
+        self._loaded: list[tuple[int, bytes]] = []
 
     def load(self, scripts: Sequence[Mapping[str, Any]]) -> int:
-        self._loaded = [list(script(**one)) for one in scripts]
-        return sum(map(len, self._loaded))
+        self._loaded = [(worker, rest(events)) for worker, events in in_turns(scripts)]
+        return len(self._loaded)
 
     def open(self, streams: int) -> list[list[str]]:
         self._streams = [Stream(self._context) for _ in range(streams)]
@@ -87,30 +87,19 @@ class Publisher:
 
     def publish(self, rate: float | None = None) -> dict[str, Any]:
         """All that is loaded. ``rate``: messages per second, all streams together; streams take turns."""
-        return self._send(self._in_turns(iter(part) for part in self._loaded), rate)
+        return self._send(self._loaded, rate)
 
     def stream(self, scripts: Sequence[Mapping[str, Any]], rate: float | None = None) -> dict[str, Any]:
-        """What scripts give, made while it is sent."""
-        return self._send(self._in_turns(script(**one) for one in scripts), rate)
+        """A script per stream, made while it is sent."""
+        return self._send(((worker, rest(events)) for worker, events in in_turns(scripts)), rate)
 
-    def _in_turns(self, parts: Iterator[Iterator[bytes]] | Any) -> Iterator[tuple[Stream, bytes]]:
-        open_ = list(zip(self._streams, parts, strict=True))
-        while open_:
-            left = []
-            for stream, part in open_:
-                rest = next(part, None)
-                if rest is not None:
-                    yield stream, rest
-                    left.append((stream, part))
-            open_ = left
-
-    def _send(self, work: Iterator[tuple[Stream, bytes]], rate: float | None) -> dict[str, Any]:
+    def _send(self, work: Iterable[tuple[int, bytes]], rate: float | None) -> dict[str, Any]:
         size = count = 0
         began, cpu = time.monotonic(), time.process_time()
-        for stream, rest in work:
+        for worker, data in work:
             if rate is not None:
                 self._wait(began + count / rate)
-            size += _wire_bytes(stream.send(rest))
+            size += _wire_bytes(self._streams[worker].send(data))
             count += 1
             if count % LOOK == 0:
                 self.see_to()

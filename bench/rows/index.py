@@ -1,0 +1,149 @@
+"""The index in process: applying events, and looking prompts up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.environments import pinned
+from bench.model import OURS, Figures, Row, Run, Sides, Target, Wrong
+from bench.process import Subject
+from bench.work import BLOCK, Chain
+
+RADIX = f"dynamo RadixTree {pinned('dynamo', 'ai-dynamo-runtime')}"
+WORKERS = 64
+CHAIN = 1000
+
+
+def ours() -> Subject:
+    return Subject("applier", python=sys.executable)
+
+
+def radix(python: Path) -> Subject:
+    return Subject("radix", python=python)
+
+
+def begin(subject: Subject, workers: int, **more: Any) -> None:
+    """
+    Raises:
+        Wrong: it is not the native core.
+    """
+    if not subject.ask("begin", workers=workers, **more):
+        raise Wrong("kvsync-core is not installed: this would measure the pure-Python index")
+
+
+def verify(subject: Subject, expected: Mapping[Chain, Mapping[str, int]]) -> None:
+    """
+    Raises:
+        Wrong: blocks are missing, or credited where they are not.
+    """
+    chains = list(expected)
+    for chain, found in zip(chains, subject.ask("held", chains=chains), strict=True):
+        if found != expected[chain]:
+            raise Wrong(f"prompt {chain}: found {_few(found)}, not {_few(expected[chain])}")
+
+
+def _few(found: Mapping[str, int]) -> str:
+    return str(dict(list(found.items())[:4])) + (" …" if len(found) > 4 else "")
+
+
+def _apply(per_batch: int, blocks: int, quick: int, ratio: float | None) -> Row:
+    @contextmanager
+    def open_(run: Run) -> Iterator[Sides]:
+        python = run.environment("dynamo")
+        each = max(1, run.pick(blocks, quick) // WORKERS // CHAIN)
+        plan = {f"w{w}": [(1 + w * 1000 + n, CHAIN) for n in range(each)] for w in range(WORKERS)}
+        scripts = [{"kind": "store", "wanted": chains, "per_batch": per_batch} for chains in plan.values()]
+        expected = {chain: {worker: CHAIN} for worker, chains in plan.items() for chain in chains}
+        subjects = {OURS: ours(), RADIX: radix(python)}
+
+        def measure(subject: Subject) -> Figures:
+            begin(subject, WORKERS)
+            took = subject.ask("apply")
+            verify(subject, expected)
+            count = each * CHAIN * WORKERS
+            return {"cpu_per_block": took["cpu"] / count, "blocks_per_second": count / took["seconds"], **took}
+
+        with subjects[OURS], subjects[RADIX]:
+            for subject in subjects.values():
+                subject.tell("load", scripts=scripts)
+            for subject in subjects.values():
+                subject.answer()
+            yield {name: lambda subject=subject: measure(subject) for name, subject in subjects.items()}  # type: ignore[misc]
+
+    batch = f"{per_batch} block{'s' if per_batch > 1 else ''} a batch"
+    return Row(
+        name=f"apply-{per_batch}",
+        title=f"payload → index in process, {batch}",
+        method=(
+            f"Batches of {WORKERS} workers, all in memory, into a new index. kvsync gets msgpack payloads, and decodes "
+            "and hashes them in the measured time; RadixTree gets events that are decoded and hashed already (JSON "
+            "with the hashes in it: it takes nothing else), and only its apply_event is measured. Every prompt is "
+            "looked up afterwards."
+        ),
+        targets=(
+            Target(
+                f"payload to index in process, {batch}: CPU per block", "cpu_per_block", "µs", factor=1e6, ratio=ratio
+            ),
+            Target("the same: blocks per second", "blocks_per_second", "M/s", "higher", 1e-6, aside=True),
+        ),
+        open=open_,
+    )
+
+
+def _lookup(name: str, title: str, length: int, workers: int, part: Callable[[int], float], ratio: float | None) -> Row:
+    @contextmanager
+    def open_(run: Run) -> Iterator[Sides]:
+        python = run.environment("dynamo")
+        blocks = length // BLOCK
+        chain = (7, blocks)
+        held = {f"w{worker}": int(blocks * part(worker)) for worker in range(workers)}
+        scripts = [{"kind": "store", "wanted": [(7, max(1, count))], "per_batch": 256} for count in held.values()]
+        expected = {worker: max(1, count) for worker, count in held.items()}
+        if not any(held.values()):  # all of another prompt
+            scripts = [{"kind": "store", "wanted": [(8, blocks)], "per_batch": 256}] * workers
+            expected = {}
+        subjects = {OURS: ours(), RADIX: radix(python)}
+
+        def measure(subject: Subject) -> Figures:
+            took = subject.ask("match", chain=chain, times=run.pick(30, 5))
+            return {"seconds": median(took), "worst": max(took)}
+
+        with subjects[OURS], subjects[RADIX]:
+            for subject in subjects.values():
+                begin(subject, workers, **({} if subject is subjects[OURS] else {"hashed": True}))
+                subject.ask("load", scripts=scripts)
+                subject.ask("apply")
+                verify(subject, {chain: expected})
+            yield {name: lambda subject=subject: measure(subject) for name, subject in subjects.items()}  # type: ignore[misc]
+
+    return Row(
+        name=name,
+        title=title,
+        method=(
+            "One prompt, looked up again and again (median of 30 look-ups, all answers checked before): kvsync from a "
+            "buffer of token ids to the credit of every worker; Dynamo from a list or an array of token ids, whichever "
+            "is faster, by compute_block_hash_for_seq and RadixTree.find_matches."
+        ),
+        targets=(Target(title, "seconds", "ms", factor=1e3, ratio=ratio),),
+        open=open_,
+    )
+
+
+def _a_part(worker: int) -> float:
+    return worker / WORKERS
+
+
+LONG, SHORT = 131_072, 32_768
+ROWS: Sequence[Row] = (
+    _apply(16, 256_000, 64_000, 3.0),
+    _apply(1, 64_000, 64_000, None),
+    _lookup("match-all", f"{LONG:,} tokens → match, 64 workers hold all", LONG, 64, lambda _: 1.0, 10.0),
+    _lookup("match-parts", f"{LONG:,} tokens → match, 64 workers hold a part each", LONG, 64, _a_part, 10.0),
+    _lookup("match-none", f"{LONG:,} tokens → match, 64 workers hold nothing of it", LONG, 64, lambda _: 0.0, 10.0),
+    _lookup("match-32k", f"{SHORT:,} tokens → match, 100 workers hold all", SHORT, 100, lambda _: 1.0, 10.0),
+)
