@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,18 @@ FILLER: Final = 1_000_000
 CHAIN: Final = 1024
 """Blocks of each."""
 STREAMS: Final = (128, 256)
+QUIET: Final = "kvsync without events"
+RATE: Final = 50_000
+"""Blocks a second that all engines together publish."""
+BATCH: Final = 16
+LENGTH: Final = 64
+"""Blocks of a prompt that comes and goes."""
+LIVE: Final = 1_024
+"""Blocks of such prompts that an engine holds at any time."""
+RESIDENT: Final = 14_600
+"""Blocks that stay on each engine meanwhile: with those that come and go, 1 M on all."""
+CHURN: Final = 100_000_000
+"""Where their seeds begin, 100,000 for each engine."""
 
 
 @dataclass(slots=True)
@@ -230,6 +243,99 @@ def open_latency(run: Run) -> Iterator[Sides]:
         yield {name: _of(measure, run, there, gateway) for name, gateway in gateways.items()}
 
 
+# ---- all that while engines publish
+
+
+@dataclass(slots=True)
+class Churn:
+    """What the engines go on publishing: each stores and evicts prompts of its own in a cache that stays full."""
+
+    publisher: Subject
+    seconds: float
+    told: int = 0
+    """Prompts per engine so far."""
+
+    def scripts(self, kind: str, count: int) -> list[dict[str, Any]]:
+        return [
+            {"kind": kind, "first": at + self.told, "count": count, "length": LENGTH, "per_batch": BATCH, "live": LIVE}
+            for at in (CHURN + worker * 100_000 for worker in range(WORKERS))
+        ]
+
+    def fill(self) -> None:
+        """The full caches to begin with."""
+        numbers = [range(at - LIVE // LENGTH, at) for at in (CHURN + worker * 100_000 for worker in range(WORKERS))]
+        wanted = [[(number, LENGTH) for number in some] for some in numbers]
+        self.publisher.ask("stream", scripts=[{"kind": "store", "wanted": w, "per_batch": LENGTH} for w in wanted])
+
+    def begin(self) -> None:
+        count = int(self.seconds * RATE / WORKERS / LENGTH)
+        self.publisher.ask("load", scripts=self.scripts("churn", count))
+        self.told += count
+        self.publisher.tell("publish", rate=RATE / BATCH)
+
+    def end(self) -> float:
+        """Wait until all is published; returns blocks a second.
+
+        Raises:
+            Wrong: it ended before this was asked, or was slower than it should be.
+        """
+        asked = time.monotonic()
+        went = self.publisher.answer()
+        if went["began"] + went["seconds"] < asked:
+            raise Wrong(f"the engines published for {went['seconds']:.1f} s only: the requests took longer")
+        rate = float(went["messages"] * BATCH / went["seconds"])
+        if rate < 0.95 * RATE:
+            raise Wrong(f"the engines published {rate:,.0f} blocks/s only")
+        return rate
+
+
+def _under_events(stage: Stage, gateway: Kvsync, churn: Churn | None) -> Figures:
+    """One repeat: the wait that is added on one connection, then the CPU of requests on many."""
+    clients = stage.clients
+    alone = clients.ask("one", port=stage.ports[0], name="one")
+    if churn is not None:
+        churn.begin()
+        time.sleep(1.0)
+    before, begun = gateway.cpu(), time.monotonic()
+    time.sleep(2.0)
+    events = (gateway.cpu() - before) / (time.monotonic() - begun)
+    taken = clients.ask("one", port=gateway.port, name="one")
+    clients.ask("open", port=gateway.port, kind="json", connections=CONNECTIONS)
+    before = gateway.cpu()
+    went = clients.ask("run", name="all")
+    used = gateway.cpu() - before - events * went["seconds"]
+    clients.ask("close")
+    published = 0.0 if churn is None else churn.end()
+    gateway.holds(WORKERS * (RESIDENT + LIVE), WORKERS)
+    return {
+        "added p50": taken["p50"] - alone["p50"],
+        "added p99": taken["p99"] - alone["p99"],
+        "cpu": used / went["requests"],
+        "events": events,
+        "published": published,
+        "hits": went["hits"] / went["requests"],
+    }
+
+
+@contextmanager
+def open_events(run: Run) -> Iterator[Sides]:
+    held = [[worker % FAMILIES] for worker in range(WORKERS)]
+    with ExitStack() as stack:
+        there = stack.enter_context(stage(held))
+        fleet = stack.enter_context(streams(held, RESIDENT))
+        gateway = stack.enter_context(Kvsync(run.folder, there.ports, fleet.endpoints))
+        fleet.publish()
+        churn = Churn(fleet.publisher, run.pick(12, 6))
+        churn.fill()
+        gateway.holds(WORKERS * (RESIDENT + LIVE), WORKERS)
+        there.clients.ask("make", name="one", kind="ids", count=run.pick(1_000, 200), seed=3)
+        there.clients.ask("make", name="all", kind="ids", count=run.pick(5_000, 1_000), seed=4)
+        yield {
+            OURS: lambda: _under_events(there, gateway, churn),
+            QUIET: lambda: _under_events(there, gateway, None),
+        }
+
+
 ROWS: Final = (
     Row(
         "gateway-json",
@@ -289,5 +395,21 @@ ROWS: Final = (
             Target("added, p99", "added p99", "ms", factor=1e3),
         ),
         open_latency,
+    ),
+    Row(
+        "gateway-events",
+        f"Gateway while {WORKERS} engines publish {RATE:,} blocks/s",
+        f"{PROMPT} token ids a prompt, kv-aware, an index of 1 M blocks. Each engine stores {BATCH} blocks a batch and "
+        "evicts as many, one event a block. One connection first: what it waits beside the same engine asked "
+        f"directly. Then {CONNECTIONS}: CPU per request is what the process used beyond what events alone cost just "
+        "before. At the end the index holds just what the engines do, and trusts them.",
+        (
+            Target("added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
+            Target("added, p99", "added p99", "ms", factor=1e3, at_most=5.0),
+            Target("CPU per request", "cpu", "µs", factor=1e6),
+            Target("cores for events alone", "events", ""),
+        ),
+        open_events,
+        repeats=3,
     ),
 )
