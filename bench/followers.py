@@ -6,7 +6,8 @@ import http.client
 import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -120,6 +121,19 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@contextmanager
+def following(follower: Follower, publishers: Sequence[Subject], streams: int) -> Iterator[None]:
+    """Have a follower follow ``streams`` fresh streams of each publisher, until all of them are known to listen."""
+    endpoints = [stream for publisher in publishers for stream in publisher.ask("open", streams=streams)]
+    try:
+        follower.follow(endpoints)
+        until(lambda: all(publisher.ask("subscribed") for publisher in publishers) and follower.ready(), 30)
+        yield
+    finally:
+        for publisher in publishers:
+            publisher.ask("close")
 
 
 def verify(follower: Follower, chains: Sequence[Chain], holders: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def verdict(row: Mapping[str, Any], target: Mapping[str, Any]) -> Verdict:
     lower = target["better"] == "lower"
     best = (min if lower else max)(peers, key=lambda side: peers[side].median) if peers else None
     ratio = None
-    if ours is not None and best is not None:
+    if ours is not None and best is not None and target["ratios"]:
         over, under = (peers[best], ours) if lower else (ours, peers[best])
         ratio = over.median / under.median if under.median else None
     bounds = [target["ratio"], target["at_most"], target["at_least"]]

@@ -48,6 +48,8 @@ class Target:
     at_least: float | None = None
     peers: tuple[str, ...] | None = None
     """Sides that it is compared with; ``None``: all that have the figure."""
+    ratios: bool = True
+    """Ratios of it mean something: not so where nothing, or almost nothing, is what is wanted."""
     aside: bool = False
     """Shown in the row's own section only."""
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.model import Row
-from bench.rows import decision, events, gateway, index, memory
+from bench.rows import decision, events, gateway, growth, index, memory
 
-ROWS: Sequence[Row] = (*events.ROWS, *index.ROWS, *memory.ROWS, *gateway.ROWS, *decision.ROWS)
+ROWS: Sequence[Row] = (*events.ROWS, *index.ROWS, *memory.ROWS, *growth.ROWS, *gateway.ROWS, *decision.ROWS)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.followers import DYNAMO, Dynamo, Follower, Kvsync, verify
+from bench.followers import DYNAMO, Dynamo, Follower, Kvsync, following, verify
 from bench.model import OURS, Figures, Row, Run, Sides, Target
 from bench.process import Subject, all_of, quiet_cpu, until
 from bench.work import Chain
@@ -32,28 +32,20 @@ def _measure(publishers: Sequence[Subject], plan: list[list[Chain]], marks: list
     names = [f"w{at}" for at in range(STREAMS)]
     each = STREAMS // PROCESSES
     blocks = sum(count for chains in plan for _, count in chains)
-    with follower:
-        endpoints = [stream for publisher in publishers for stream in publisher.ask("open", streams=each)]
-        try:
-            follower.follow(endpoints)
-            until(lambda: all(publisher.ask("subscribed") for publisher in publishers) and follower.ready(), 30)
-            before = follower.cpu()
-            began = time.monotonic()
-            for publisher in publishers:
-                publisher.tell("publish")
-            done = [publisher.answer() for publisher in publishers]
-            until(
-                lambda: follower.held(marks) == [{name: count} for name, (_, count) in zip(names, marks, strict=True)]
-            )
-            took = time.monotonic() - began
-            cpu = quiet_cpu(follower.pid) - before
-            for name, chains in zip(names, plan, strict=True):
-                verify(follower, chains, [name] * len(chains))
-            messages = sum(one["messages"] for one in done)
-            follower.check([messages // STREAMS] * STREAMS)
-        finally:
-            for publisher in publishers:
-                publisher.ask("close")
+    with follower, following(follower, publishers, each):
+        before = follower.cpu()
+        began = time.monotonic()
+        for publisher in publishers:
+            publisher.tell("publish")
+        done = [publisher.answer() for publisher in publishers]
+        seen = [{name: count} for name, (_, count) in zip(names, marks, strict=True)]
+        until(lambda: follower.held(marks) == seen)
+        took = time.monotonic() - began
+        cpu = quiet_cpu(follower.pid) - before
+        for name, chains in zip(names, plan, strict=True):
+            verify(follower, chains, [name] * len(chains))
+        messages = sum(one["messages"] for one in done)
+        follower.check([messages // STREAMS] * STREAMS)
     return {
         "cpu_per_block": cpu / blocks,
         "cpu_per_message": cpu / messages,
