@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.model import Row
-from bench.rows import decision, events, gateway, growth, index, memory
+from bench.rows import decision, events, gateway, growth, index, memory, tokenizing
 
-ROWS: Sequence[Row] = (*events.ROWS, *index.ROWS, *memory.ROWS, *growth.ROWS, *gateway.ROWS, *decision.ROWS)
+ROWS: Sequence[Row] = (
+    *events.ROWS,
+    *index.ROWS,
+    *memory.ROWS,
+    *growth.ROWS,
+    *gateway.ROWS,
+    *decision.ROWS,
+    *tokenizing.ROWS,
+)

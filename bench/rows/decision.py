@@ -80,7 +80,7 @@ def open_(run: Run) -> Iterator[Sides]:
 ROWS: Final = (
     Row(
         "decision",
-        f"A kv-aware decision for a prompt of {BLOCKS:,} blocks",
+        f"a kv-aware decision for a prompt of {BLOCKS:,} blocks",
         f"{PROMPTS} prompts of {BLOCKS * BLOCK:,} tokens in turns; every worker holds the beginning of each, from an "
         "eighth of it to all. Ours is the router of `kvsync serve` in a process without sockets (hashing, lookup, "
         "policy, metrics, decision record, load counted) from packed token ids; the peer is `select` of its Python "

@@ -339,7 +339,7 @@ def open_events(run: Run) -> Iterator[Sides]:
 ROWS: Final = (
     Row(
         "gateway-json",
-        "Gateway with routing, JSON answers, 32 connections",
+        "gateway with routing, JSON answers, 32 connections",
         f"10,000 distinct prompts of {PROMPT} token ids in {FAMILIES} families, {PREFIX_BLOCKS * BLOCK} tokens of each "
         f"in common; {WORKERS} engines publish 1 M blocks, each family held by two. Both route by events (kv-aware, "
         "kv_aware). Answers are 450 bytes and come at once. After each run every request is accounted for at the "
@@ -356,7 +356,7 @@ ROWS: Final = (
     ),
     Row(
         "gateway-streams",
-        "Gateway, open SSE streams",
+        "gateway, 128 and 256 open SSE streams",
         f"Chats of 2 kB; an answer is {CHUNKS} chunks, one every {CHUNK_EVERY * 1000:g} ms, compared as a whole. Each "
         "connection asks again when it has its answer, so that as many streams stay open. Routing by load or by the "
         "router's own cache_aware, no events.",
@@ -387,7 +387,7 @@ ROWS: Final = (
     ),
     Row(
         "gateway-latency",
-        "Latency that a gateway adds",
+        "latency that a gateway adds, one connection",
         "One connection, chats of 2 kB one after the other, JSON answers at once, no tokenizing. What the same engine "
         "takes without a gateway, measured just before, is subtracted.",
         (
@@ -398,7 +398,7 @@ ROWS: Final = (
     ),
     Row(
         "gateway-events",
-        f"Gateway while {WORKERS} engines publish {RATE:,} blocks/s",
+        f"gateway while {WORKERS} engines publish {RATE:,} blocks/s",
         f"{PROMPT} token ids a prompt, kv-aware, an index of 1 M blocks. Each engine stores {BATCH} blocks a batch and "
         "evicts as many, one event a block. One connection first: what it waits beside the same engine asked "
         f"directly. Then {CONNECTIONS}: CPU per request is what the process used beyond what events alone cost just "
