@@ -31,7 +31,7 @@ STREAM: Final = CHUNKS * EVENT + LAST_EVENT
 
 
 def family_start(family: int) -> bytes:
-    """What the JSON of a family's prompts begins with, up to its first comma: the first token id."""
+    """What the JSON of a family's token-id prompts begins with, up to its first comma: the first token id."""
     return b"[%d" % tokens(family, 1)[0]
 
 
@@ -52,6 +52,43 @@ def chat_body(size: int, *, stream: bool = False) -> bytes:
     text = b"word " * ((size - 90) // 5)
     streams = b',"stream":true' if stream else b""
     return b'{"model":"%b","messages":[{"role":"user","content":"%b"}]%b}' % (MODEL.encode(), text, streams)
+
+
+WORDS: Final = (
+    "a about after all also an and any as at be because before but by can cache block change choose could day do each "
+    "engine even every first for found from get give go good had has have he her here him how if in index into is it "
+    "its just keep know last long look made make many may more most much must my new no not now number of off on once "
+    "one only or other our out over page part people place prefix prompt request right route said same say see send "
+    "she should small so some still such take tell than that the their them then there these they thing think this "
+    "time to token two under up use very want was way we well were what when where which while who why will with word "
+    "work worker would write year you your"
+)
+
+
+def _words(chosen: random.Random, count: int) -> str:
+    return " ".join(chosen.choices(WORDS.split(), k=count))
+
+
+def system_text(family: int) -> str:
+    """What the chats of a family begin with: more than the tokens that its engines hold."""
+    return f"case{family:02}, " + _words(random.Random(~family), PREFIX_BLOCKS * BLOCK + 16)
+
+
+def chat_start(family: int) -> bytes:
+    """As :func:`family_start`, of chats."""
+    return b'"case%02d' % family
+
+
+def text_bodies(count: int, seed: int) -> list[bytes]:
+    """Distinct chats of about as many tokens, in all families."""
+    chosen = random.Random(seed)
+    systems = [system_text(family) for family in range(FAMILIES)]
+    bodies = []
+    for _ in range(count):
+        system = {"role": "system", "content": chosen.choice(systems)}
+        user = {"role": "user", "content": _words(chosen, PROMPT - PREFIX_BLOCKS * BLOCK - 32)}
+        bodies.append(json.dumps({"model": MODEL, "messages": [system, user]}, separators=(",", ":")).encode())
+    return bodies
 
 
 def request(path: str, body: bytes) -> bytes:

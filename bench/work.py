@@ -22,6 +22,8 @@ BLOCK = 16
 """Tokens per block."""
 VOCABULARY = 1 << 17
 """Token ids are spread evenly below this: half of them need five bytes on the wire."""
+GIVEN = 1 << 41
+"""Where the seeds of prompts begin whose tokens were given: only their hashes come from them."""
 Chain: TypeAlias = tuple[int, int]
 """Seed and blocks of one prompt."""
 
@@ -103,6 +105,15 @@ def store(wanted: Sequence[Chain], per_batch: int, salt: int = 0) -> Batches:
             yield [Store(prompt, at, min(per_batch, prompt.blocks - at))]
 
 
+def given(prompts: Sequence[Sequence[int]], per_batch: int) -> Batches:
+    """Store prompts of these token ids, whole blocks of them."""
+    for number, ids in enumerate(prompts):
+        prompt = Prompt((GIVEN + number, len(ids) // BLOCK))
+        prompt.ids = list(ids)
+        for at in range(0, prompt.blocks, per_batch):
+            yield [Store(prompt, at, min(per_batch, prompt.blocks - at))]
+
+
 def churn(first: int, count: int, length: int, per_batch: int, live: int) -> Batches:
     """``count`` prompts, numbered from ``first``, each stored by a cache that then holds more than ``live`` blocks and
     evicts what was stored longest ago, tails first, in the same batches. It begins full, with the prompts before
@@ -123,7 +134,7 @@ def clears(wanted: Sequence[Chain], per_batch: int) -> Batches:
     yield from store(wanted, per_batch)
 
 
-SCRIPTS: Mapping[str, Callable[..., Batches]] = {"store": store, "churn": churn, "clears": clears}
+SCRIPTS: Mapping[str, Callable[..., Batches]] = {"store": store, "given": given, "churn": churn, "clears": clears}
 
 
 def script(kind: str, **arguments: Any) -> Batches:

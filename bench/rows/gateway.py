@@ -7,19 +7,22 @@ threads) is the steady figure.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from bench.asked import CHUNK_EVERY, CHUNKS, FAMILIES, PREFIX_BLOCKS, PROMPT, family_start
+from bench.asked import CHUNK_EVERY, CHUNKS, FAMILIES, PREFIX_BLOCKS, PROMPT, chat_start, family_start, system_text
 from bench.environments import pinned
 from bench.gateways import Gateway, Kvsync, sglang_router, smg, vllm_router
 from bench.model import OURS, Figures, Measure, Row, Run, Sides, Target, Wrong
 from bench.process import Subject, quiet_cpu, until
+from bench.vocabularies import write
 from bench.work import BLOCK
 
 WORKERS: Final = 64
@@ -64,9 +67,13 @@ class Stage:
 
 
 @contextmanager
-def stage(held: Sequence[Sequence[int]]) -> Iterator[Stage]:
-    """``held``: for each engine, the families that it holds."""
-    starts = json.dumps([[family_start(family).decode() for family in families] for families in held])
+def stage(held: Sequence[Sequence[int]], start: Callable[[int], bytes] = family_start) -> Iterator[Stage]:
+    """
+    Args:
+        held: for each engine, the families that it holds.
+        start: what the prompts of a family begin with.
+    """
+    starts = json.dumps([[start(family).decode() for family in families] for families in held])
     with ExitStack() as stack:
         engines = stack.enter_context(Subject("engines", starts, python=sys.executable))
         clients = stack.enter_context(Subject("clients", python=sys.executable))
@@ -166,6 +173,54 @@ def open_json(run: Run) -> Iterator[Sides]:
             VLLM_ROUTER: lambda: _json(run, there, peer),
             ALONE: lambda: _json(run, there, None),
         }
+
+
+# ---- text
+
+
+@contextmanager
+def open_text(run: Run) -> Iterator[Sides]:
+    vocabulary = write("Qwen, 152 k", run.folder / "tokenizer", run.environment("vocabularies"))
+    held = [[worker % FAMILIES] for worker in range(WORKERS)]
+    prefixes = _system_ids(vocabulary)
+    repeats = itertools.count(1)
+    with ExitStack() as stack:
+        there = stack.enter_context(stage(held, chat_start))
+        there.engines.ask("tokenizer", folder=str(vocabulary))
+        publisher = stack.enter_context(Subject("publisher", python=sys.executable))
+        endpoints = publisher.ask("open", streams=WORKERS)
+        gateway = stack.enter_context(Kvsync(run.folder, there.ports, endpoints, vocabulary))
+        until(lambda: publisher.ask("subscribed"))
+        scripts = [
+            {"kind": "given", "prompts": [prefixes[family] for family in families], "per_batch": 64}
+            for families in held
+        ]
+        publisher.ask("stream", scripts=scripts)
+        gateway.holds(PREFIX_BLOCKS * WORKERS, WORKERS)
+        count = run.pick(4_000, 1_000)
+        there.clients.ask("make", name="all", kind="text", count=count, seed=1)
+        there.clients.ask("open", port=gateway.port, kind="json", connections=CONNECTIONS)
+        there.clients.ask("run", name="all")  # local tokens must be proved first
+        there.clients.ask("close")
+
+        def measure() -> Figures:
+            there.clients.ask("make", name="all", kind="text", count=count, seed=1 + next(repeats))
+            there.clients.ask("make", name="warm", kind="ids", count=CONNECTIONS, seed=1)
+            local = gateway.total("kvsync_tokenized_total", 'source="local"')
+            figures = _json(run, there, gateway)
+            local = gateway.total("kvsync_tokenized_total", 'source="local"') - local
+            return {**figures, "local": local / count}
+
+        yield {OURS: measure}
+
+
+def _system_ids(vocabulary: Path) -> list[list[int]]:
+    """What engines hold of each family of chats."""
+    from tokenizers import Tokenizer
+
+    texts = [f"<|im_start|>system\n{system_text(family)}" for family in range(FAMILIES)]
+    encoded = Tokenizer.from_file(str(vocabulary / "tokenizer.json")).encode_batch(texts, add_special_tokens=False)
+    return [one.ids[: PREFIX_BLOCKS * BLOCK] for one in encoded]
 
 
 # ---- streams
@@ -353,6 +408,21 @@ ROWS: Final = (
             Target("time to the answer, p99", "p99", "ms", factor=1e3),
         ),
         open_json,
+    ),
+    Row(
+        "gateway-text",
+        "gateway with routing, text prompts, half of them unseen",
+        f"Chats of about {PROMPT} tokens in {FAMILIES} families, local tokenizer (Qwen's vocabulary, 152 k), proved "
+        f"before by the engines' `/tokenize`; {WORKERS} engines, {CONNECTIONS} connections. Half of the chats were "
+        "asked once before. Checked as the row above. No peer tokenizes HTTP requests in its own process.",
+        (
+            Target("requests", "requests", "requests/s", "higher"),
+            Target("CPU per request", "cpu", "µs", factor=1e6),
+            Target("tokenized locally", "local", "%", "higher", 100.0),
+            Target("prompts sent where their family is held", "hits", "%", "higher", 100.0),
+        ),
+        open_text,
+        repeats=3,
     ),
     Row(
         "gateway-streams",

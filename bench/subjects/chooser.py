@@ -1,4 +1,4 @@
-"""kvsync's router, choosing workers: the index that ``kvsync serve`` has, its policy, records and metrics, no sockets.
+"""kvsync's router, choosing workers: with the index, records and metrics of ``kvsync serve``, and no sockets.
 
 fill      workers, each with the beginnings of chains (seed, blocks) that it holds, from event batches
 choose    for each prompt (seed, blocks), so many times in turn → seconds of each choice, who was chosen, its credit
@@ -6,6 +6,7 @@ choose    for each prompt (seed, blocks), so many times in turn → seconds of e
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +14,12 @@ from typing import Any
 from bench.subjects import serve
 from bench.traffic import payload, rest
 from bench.work import Chain, store, tokens
+from kvsync.app import App
 from kvsync.cli.process import settle_collector
-from kvsync.config.model import RoutingSettings
+from kvsync.config import Settings
 from kvsync.discovery.model import Change, Engine
-from kvsync.index import NATIVE, PrefixIndex
+from kvsync.index import NATIVE
 from kvsync.routing.decision import Query
-from kvsync.routing.fleet import Fleet
-from kvsync.routing.load import LoadTable
-from kvsync.routing.router import Router
-from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 MODEL = "m"
@@ -29,8 +27,8 @@ MODEL = "m"
 
 class Chooser:
     def __init__(self) -> None:
-        self._index = PrefixIndex(20_000_000)
-        self._router = Router(self._index, Fleet([MODEL]), LoadTable(), RoutingSettings(), Metrics())
+        app = asyncio.run(_app())
+        self._index, self._router = app.index, app.router
 
     def fill(self, held: Sequence[Sequence[Chain]]) -> bool:
         for number, wanted in enumerate(held):
@@ -57,6 +55,11 @@ class Chooser:
                 chosen = decision.chosen
                 found.append([took, int(chosen.worker.removeprefix("w")), chosen.match.credit])
         return found
+
+
+async def _app() -> App:
+    """Made on a loop, as it asks for; never started."""
+    return App(Settings())
 
 
 def _tokenized(packed: bytes) -> TokenizedRequest:

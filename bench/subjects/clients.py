@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import httptools
 import uvloop
 
-from bench.asked import HIT, MISS, STREAM, chat_body, ids_bodies, request
+from bench.asked import HIT, MISS, STREAM, chat_body, ids_bodies, request, text_bodies
 from bench.subjects import serve
 
 PATIENCE: Final = 90.0
@@ -147,6 +147,10 @@ class Load:
         match kind:
             case "ids":
                 self._made[name] = [request("/v1/completions", body) for body in ids_bodies(count, seed)]
+            case "text":  # half of them new, the other half what was new with the seed before
+                new, old = (text_bodies(count, one)[::2] for one in (seed, seed - 1))
+                bodies = [body for pair in zip(new, old, strict=True) for body in pair]
+                self._made[name] = [request("/v1/chat/completions", body) for body in bodies]
             case "chat":
                 self._made[name] = count * [request("/v1/chat/completions", chat_body(size))]
             case "stream":

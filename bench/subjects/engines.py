@@ -3,7 +3,9 @@
 What must always hold: every request that came whole gets one whole answer, JSON or a stream. Its bytes are
 :mod:`bench.asked`'s.
 
-    open      → ports; ``held``: for each engine, what the prompts of its families begin with (see ``family_start``)
+    opened    → the ports, one for each item of the command line's JSON: what the prompts of an engine's families begin
+              with (``family_start``, ``chat_start``)
+    tokenizer  a model's folder, which ``/tokenize`` goes by
     counts    → requests and hits so far
 """
 
@@ -13,6 +15,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
 import uvloop
@@ -20,7 +23,8 @@ import uvloop
 from bench.asked import CHUNK_EVERY, CHUNKS, EVENT, HIT, LAST_EVENT, MISS, MODEL
 from bench.subjects import answer
 
-PROMPT_KEY: Final = b'"prompt":'
+KEYS: Final = {b"/v1/completions": b'"prompt":', b"/v1/chat/completions": b'"content":'}
+"""What stands before a prompt's beginning."""
 
 
 def _response(body: bytes, kind: bytes = b"application/json") -> bytes:
@@ -67,7 +71,7 @@ class Engines:
         self.requests = 0
         self.hits = 0
         self.pages = _pages()
-        self.tokenize: Callable[[str], list[int]] = lambda text: []
+        self.tokenize: Callable[[dict[str, Any]], list[int]] = lambda asked: []
 
     async def open(self, held: Sequence[Collection[bytes]]) -> list[int]:
         ports = []
@@ -113,18 +117,19 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, path: bytes, body: bytes) -> None:
         engines = self._engines
-        if path in (b"/v1/completions", b"/v1/chat/completions"):
+        key = KEYS.get(path)
+        if key is not None:
             engines.requests += 1
             if b'"stream":true' in body:
                 self._transport.write(STREAM_HEAD + CHUNK)
                 engines.loop.call_later(CHUNK_EVERY, self._next, CHUNKS - 1)
                 return
-            at = body.find(PROMPT_KEY) + len(PROMPT_KEY)
-            hit = at >= len(PROMPT_KEY) and body[at : body.find(b",", at)] in self._families
+            at = body.find(key) + len(key)
+            hit = body[at : body.find(b",", at)] in self._families
             engines.hits += hit
             self._transport.write(HIT_ANSWER if hit else MISS_ANSWER)
         elif path == b"/tokenize":
-            ids = engines.tokenize(json.loads(body)["prompt"])
+            ids = engines.tokenize(json.loads(body))
             told = {"count": len(ids), "max_model_len": 1 << 20, "tokens": ids}
             self._transport.write(_response(json.dumps(told).encode()))
         else:
@@ -148,11 +153,20 @@ async def main() -> None:
     def counts() -> dict[str, int]:
         return {"requests": engines.requests, "hits": engines.hits}
 
-    def tokenizer(file: str) -> None:
+    def tokenizer(folder: str) -> None:
+        import jinja2
         from tokenizers import Tokenizer
 
-        loaded = Tokenizer.from_file(file)
-        engines.tokenize = lambda text: list(loaded.encode(text).ids)
+        loaded = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        template = jinja2.Template(Path(folder, "chat_template.jinja").read_text(encoding="utf-8"))
+
+        def tokenize(asked: dict[str, Any]) -> list[int]:
+            if "messages" not in asked:
+                return list(loaded.encode(asked["prompt"]).ids)
+            text = template.render(messages=asked["messages"], add_generation_prompt=True)
+            return list(loaded.encode(text, add_special_tokens=False).ids)
+
+        engines.tokenize = tokenize
 
     handlers: dict[str, Callable[..., Any]] = {"counts": counts, "tokenizer": tokenizer, "opened": lambda: opened}
     held = [{start.encode() for start in starts} for starts in json.loads(sys.argv[1])]
