@@ -39,7 +39,7 @@ set itself before it was built.
 
 def latest(folder: Path = RESULTS) -> Path | None:
     """The last document kept."""
-    return max(folder.glob("*.json"), default=None)
+    return max(folder.glob("[0-9]*.json"), default=None)
 
 
 def files(document: Mapping[str, Any], name: str, notes: Notes) -> dict[Path, str]:
