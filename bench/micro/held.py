@@ -21,9 +21,13 @@ def names(workers: int) -> list[str]:
 
 def empty(workers: int) -> Index:
     index = PrefixIndex()
+    _add(index, workers)
+    return index
+
+
+def _add(index: Index, workers: int) -> None:
     for worker in names(workers):
         index.add_worker(worker, MODEL)
-    return index
 
 
 def wire(worker: str, batches: Batches) -> list[tuple[str, bytes]]:
@@ -32,10 +36,16 @@ def wire(worker: str, batches: Batches) -> list[tuple[str, bytes]]:
 
 def holding(workers: int, blocks: int) -> Index:
     """Every worker holds so many blocks of the prompt."""
-    index = empty(workers)
+    index = PrefixIndex()
+    fill(index, workers, blocks)
+    return index
+
+
+def fill(index: Index, workers: int, blocks: int) -> None:
+    """The same, of an index that has no workers yet."""
+    _add(index, workers)
     for worker in names(workers):
         index.apply_many(wire(worker, store([(PROMPT, blocks)], 16)))
-    return index
 
 
 def prompt(blocks: int) -> array[int]:
