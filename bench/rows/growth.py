@@ -25,8 +25,8 @@ WARM_UP = 300_000
 """Evictions before the first look: buffers and tables have their size then."""
 ROUNDS = 10
 WARM_UP_ROUNDS = 2
-RATE = 10_000
-"""Messages per second through ZMQ: slow enough that none wait in the subject's memory."""
+PART = 5
+"""Prompts of each worker that are published at a time: what waits in the subject's memory would be taken for growth."""
 LOOKS = 3
 """Parts in which the evictions are told, with a look at the memory after each."""
 
@@ -157,11 +157,15 @@ def _through_zmq(life: Life) -> Callable[[Run], Any]:
                 with make() as follower, following(follower, [publisher], WORKERS):
 
                     def tell(scripts: Sequence[Script]) -> None:
+                        for part in zip(*(_parts(one) for one in scripts), strict=True):
+                            publish(part)
+                        quiet_cpu(follower.pid)
+
+                    def publish(scripts: Sequence[Script]) -> None:
                         nonlocal sent
-                        sent += publisher.ask("stream", 600, scripts=scripts, rate=RATE)["messages"]
+                        sent += publisher.ask("stream", scripts=scripts)["messages"]
                         marks = [_last(one) for one in scripts]
                         until(lambda: follower.held(marks) == [{f"w{w}": LENGTH} for w in range(WORKERS)])
-                        quiet_cpu(follower.pid)
 
                     found = life(tell, follower.memory, follower.held, run)
                     follower.check([sent // WORKERS] * WORKERS)
@@ -173,6 +177,17 @@ def _through_zmq(life: Life) -> Callable[[Run], Any]:
             yield {OURS: side(Kvsync), DYNAMO: side(lambda: Dynamo(python))}
 
     return open_
+
+
+def _parts(script: Script) -> Iterator[Script]:
+    """The same in several scripts, one after the other."""
+    if script["kind"] == "churn":
+        for at in range(0, script["count"], PART):
+            yield {**script, "first": script["first"] + at, "count": min(PART, script["count"] - at)}
+    else:
+        for at in range(0, len(script["wanted"]), PART):
+            kind = script["kind"] if at == 0 else "store"  # a clear comes first
+            yield {**script, "kind": kind, "wanted": script["wanted"][at : at + PART]}
 
 
 def _last(script: Mapping[str, Any]) -> Chain:
@@ -195,8 +210,8 @@ CLEAR = (
 )
 IN_PROCESS = "The index alone, fed by another process; the share is of what the index itself has."
 ZMQ = (
-    f"Through real ZMQ, {RATE:,} messages a second, into the process that follows; dynamo.indexer with its default of 4 "
-    "threads. The share is of the whole process's memory."
+    "Through real ZMQ into the process that follows, in parts that are drained each (so that nothing waits in memory); "
+    "dynamo.indexer with its default of 4 threads. The share is of the whole process's memory."
 )
 
 
