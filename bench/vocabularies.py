@@ -120,11 +120,17 @@ VOCABULARIES: Mapping[str, Callable[[Path, Path], None]] = {
 """By name. The first is that of the captures in ``tests/data``."""
 
 
-def write(name: str, folder: Path, python: Path) -> Path:
-    """The folder of a vocabulary; ``python`` is that of the environment with the packages."""
-    folder.mkdir()
-    (packages,) = python.parent.parent.glob("lib/python3.*/site-packages")
-    VOCABULARIES[name](folder, packages)
-    if not (folder / "tokenizer_config.json").exists():
-        (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    return folder
+def folder(name: str, python: Path) -> Path:
+    """The folder of a vocabulary, made in the environment whose ``python`` it is, once."""
+    environment = python.parent.parent
+    made = environment / "models" / str(list(VOCABULARIES).index(name))
+    if not made.exists():
+        (packages,) = environment.glob("lib/python3.*/site-packages")
+        unfinished = made.with_name(f"{made.name}-unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        VOCABULARIES[name](unfinished, packages)
+        if not (unfinished / "tokenizer_config.json").exists():
+            (unfinished / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+        unfinished.rename(made)
+    return made

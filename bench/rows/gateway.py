@@ -22,7 +22,7 @@ from bench.environments import pinned
 from bench.gateways import Gateway, Kvsync, sglang_router, smg, vllm_router
 from bench.model import OURS, Figures, Measure, Row, Run, Sides, Target, Wrong
 from bench.process import Subject, quiet_cpu, until
-from bench.vocabularies import write
+from bench.vocabularies import folder
 from bench.work import BLOCK
 
 WORKERS: Final = 64
@@ -180,7 +180,7 @@ def open_json(run: Run) -> Iterator[Sides]:
 
 @contextmanager
 def open_text(run: Run) -> Iterator[Sides]:
-    vocabulary = write("Qwen, 152 k", run.folder / "tokenizer", run.environment("vocabularies"))
+    vocabulary = folder("Qwen, 152 k", run.environment("vocabularies"))
     held = [[worker % FAMILIES] for worker in range(WORKERS)]
     prefixes = _system_ids(vocabulary)
     repeats = itertools.count(1)
@@ -233,7 +233,8 @@ def _streams(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
     figures: dict[str, float] = {}
     for count in STREAMS:
         clients.ask("open", port=port, kind="stream", connections=count)
-        clients.ask("run", name=f"warm {count}", spread=CHUNKS * CHUNK_EVERY)
+        if not run.quick:
+            clients.ask("run", name=f"warm {count}", spread=CHUNKS * CHUNK_EVERY)
         before = gateway.cpu() if gateway is not None else 0.0
         went = clients.ask("run", name=f"all {count}", spread=CHUNKS * CHUNK_EVERY)
         if gateway is not None:
@@ -266,7 +267,7 @@ def open_streams(run: Run) -> Iterator[Sides]:
     with stage([[], [], [], []]) as there, _all(run, there) as gateways:
         for count in STREAMS:
             there.clients.ask("make", name=f"warm {count}", kind="stream", count=count, size=2_000)
-            there.clients.ask("make", name=f"all {count}", kind="stream", count=count * run.pick(3, 1), size=2_000)
+            there.clients.ask("make", name=f"all {count}", kind="stream", count=count * run.pick(2, 1), size=2_000)
         yield {name: _of(_streams, run, there, gateway) for name, gateway in gateways.items()}
 
 
@@ -282,18 +283,21 @@ def _of(
 @contextmanager
 def open_latency(run: Run) -> Iterator[Sides]:
     with stage([[], [], [], []]) as there, _all(run, there) as gateways:
+        count = run.pick(1_000, 200)
         there.clients.ask("make", name="warm", kind="chat", count=100, size=2_000)
-        there.clients.ask("make", name="all", kind="chat", count=run.pick(1_000, 200), size=2_000)
+        there.clients.ask("make", name="all", kind="chat", count=count, size=2_000)
         alone: dict[str, float] = {}
 
         def measure(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
             port = stage.ports[0] if gateway is None else gateway.port
             stage.clients.ask("one", port=port, name="warm")
+            before = 0.0 if gateway is None else gateway.cpu()
             taken: dict[str, float] = stage.clients.ask("one", port=port, name="all")
             if gateway is None:  # the first of each turn
                 alone.update(taken)
                 return taken
-            return {"p50": taken["p50"], **{f"added {part}": taken[part] - alone[part] for part in ("p50", "p99")}}
+            added = {f"added {part}": taken[part] - alone[part] for part in ("p50", "p99")}
+            return {**taken, **added, "cpu": (gateway.cpu() - before) / count}
 
         yield {name: _of(measure, run, there, gateway) for name, gateway in gateways.items()}
 
@@ -463,6 +467,7 @@ ROWS: Final = (
         (
             Target("added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
             Target("added, p99", "added p99", "ms", factor=1e3),
+            Target("CPU per request", "cpu", "µs", factor=1e6),
         ),
         open_latency,
     ),

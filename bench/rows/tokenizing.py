@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.model import OURS, Figures, Row, Run, Sides, Target
 from bench.process import Subject
-from bench.vocabularies import VOCABULARIES, write
+from bench.vocabularies import VOCABULARIES, folder
 
 TOKENS: Final = 32_768
 HF: Final = f"tokenizers {version('tokenizers')}"
@@ -21,14 +21,14 @@ CASES: Final = {"whole": "new text", "grown": "conversation grown by two message
 @contextmanager
 def open_(run: Run) -> Iterator[Sides]:
     python = run.environment("vocabularies")
-    folders = [(name, write(name, run.folder / f"v{at}", python)) for at, name in enumerate(VOCABULARIES)]
+    folders = [(name, folder(name, python)) for name in VOCABULARIES]
     with ExitStack() as stack:
 
         def side(which: str) -> Callable[[], Figures]:
             subjects = []
-            for name, folder in folders:
+            for name, made in folders:
                 subject = stack.enter_context(Subject("tokenizing", which, python=sys.executable))
-                subject.ask("load", folder=str(folder))
+                subject.ask("load", folder=str(made))
                 subject.ask("whole", seed=0, tokens=TOKENS)
                 subjects.append((name, subject))
             seeds = itertools.count(1)  # both sides get the same texts, each once
