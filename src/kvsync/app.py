@@ -107,7 +107,7 @@ class App:
         self.index = PrefixIndex(settings.index.max_blocks)
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.fleet = Fleet(model.name for model in settings.models)
-        loads = LoadTable()
+        loads = LoadTable(settings.routing.decode_cost)
         self.router = Router(
             self.index, self.fleet, loads, settings.routing, self.metrics, asleep=lambda: self.kv_sync.asleep()
         )

@@ -1,57 +1,86 @@
 """All candidates of one choice, as a policy sees them.
 
-A board is the sequence of its :class:`~kvsync.routing.decision.Candidate` values, kept as columns: at 64 workers,
-making a row object for each would cost more than everything else in a choice, and hardly any row is ever looked at.
-Boards are never changed once made, and a decision record keeps its board.
+A board is the sequence of its :class:`~kvsync.routing.decision.Candidate` values, but keeps no row object: load is in
+columns, and what is known of a prompt only of those rows of which something is known. Of sixty-four or a thousand
+workers few hold anything of a prompt, and hardly any row is ever looked at. Boards are never changed once made, and a
+decision record keeps its board.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import Final, overload
 
-from kvsync.index.match import Match
+from kvsync.index.match import Match, Trust
 from kvsync.routing.decision import Candidate, Load
 from kvsync.routing.fleet import Slot
+from kvsync.routing.load import Columns
 
-NOTHING = Match(0, trust="none")
+NOTHING: Final = Match(0, trust="none")
 """The match of a worker that the index does not know."""
+_EMPTY: Final[Mapping[Trust, Match]] = {"exact": Match(0), "partial": Match(0, trust="partial"), "none": NOTHING}
 
 
 class Board(Sequence[Candidate]):
-    """Columns of equal length, one row per candidate.
+    """A row per candidate.
 
     Args:
         slots: who can be chosen.
-        matches: what the index says of each.
-        expected: tokens beyond the credit that each may well have, doubtful blocks and choices just made.
-        shared: of the tokens queued at each, those that this prompt begins with and would not wait for in vain.
-        running, queued: the load of each.
+        matches: by row, what the index says of those that hold something of the prompt.
+        trusts: by worker, how far the others can be trusted, where that is not ``trust``.
+        trust: of all others.
+        expected: by row, tokens beyond the credit that the worker may well have: doubtful blocks, choices just made,
+            answers of late.
+        shared: by row, of the tokens queued there, those that are expected and that this prompt would not wait for in
+            vain.
+        load: of each.
         prompt_tokens: of the whole request; 0 when they are unknown.
         turn: grows with every choice among these candidates.
     """
 
-    __slots__ = ("expected", "matches", "prompt_tokens", "queued", "running", "shared", "slots", "turn")
+    __slots__ = (
+        "_trust",
+        "_trusts",
+        "busy",
+        "expected",
+        "matches",
+        "prompt_tokens",
+        "queued",
+        "running",
+        "shared",
+        "slots",
+        "told",
+        "turn",
+    )
 
     def __init__(
         self,
         slots: Sequence[Slot],
-        matches: Sequence[Match],
-        expected: Sequence[int],
-        shared: Sequence[int],
-        running: Sequence[int],
-        queued: Sequence[int],
+        matches: Mapping[int, Match],
+        expected: Mapping[int, int],
+        shared: Mapping[int, int],
+        load: Columns,
         prompt_tokens: int,
         turn: int = 0,
+        trusts: Mapping[str, Trust] | None = None,
+        trust: Trust = "exact",
     ) -> None:
         self.slots = slots
         self.matches = matches
         self.expected = expected
         self.shared = shared
-        self.running = running
-        self.queued = queued
+        self.running, self.queued, self.busy = load
         self.prompt_tokens = prompt_tokens
         self.turn = turn
+        self.told = matches.keys() | expected.keys()
+        """The rows of which something is known."""
+        self._trusts = trusts or {}
+        self._trust = trust
+
+    def match(self, row: int) -> Match:
+        """What the index says of a row."""
+        found = self.matches.get(row)
+        return found if found is not None else _EMPTY[self._trusts.get(self.slots[row].worker, self._trust)]
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -65,15 +94,14 @@ class Board(Sequence[Candidate]):
     def __getitem__(self, place: int | slice) -> Candidate | tuple[Candidate, ...]:
         if isinstance(place, slice):
             return tuple(self[at] for at in range(*place.indices(len(self.slots))))
-        slot = self.slots[place]
-        return Candidate(
-            worker=slot.worker,
-            engine=slot.engine,
-            rank=slot.rank,
-            match=self.matches[place],
-            expected=self.expected[place],
-            load=Load(self.running[place], self.queued[place]),
-        )
+        row = range(len(self.slots))[place]
+        return self.candidate(row, self.match(row))
+
+    def candidate(self, row: int, match: Match) -> Candidate:
+        """A row, with the match that the index gave for it."""
+        slot = self.slots[row]
+        load = Load(self.running[row], self.queued[row])
+        return Candidate(slot.worker, slot.engine, slot.rank, match, self.expected.get(row, 0), load)
 
 
 class Scores(Mapping[str, float]):

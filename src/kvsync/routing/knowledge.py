@@ -14,13 +14,12 @@ from typing import NamedTuple, TypeVar
 
 from kvsync.config import RoutingSettings
 from kvsync.index.match import Index, Match, Tier, Trust
-from kvsync.routing.board import NOTHING, Board
+from kvsync.routing.board import Board
 from kvsync.routing.decision import Decision, Query
 from kvsync.routing.expected import Expectation, ExpectedTable, Hope, context_seed, prefix_keys
-from kvsync.routing.fleet import Slot
-from kvsync.routing.load import Cell
 from kvsync.routing.lookup import holds_beginning, match_prompt, told_apart
 from kvsync.routing.observed import ObservedTable
+from kvsync.routing.pools import Pool
 from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import TokenizedRequest
@@ -49,10 +48,10 @@ class Known(NamedTuple):
     keys: Sequence[Sequence[int]]
     """The prompts' prefixes."""
 
-    def observed_tokens(self, worker: str) -> int:
+    def observed_tokens(self, worker: str, match: Match) -> int:
         """What answers let expect of the worker, where nothing better is known of it."""
         hope = self.observed.get(worker)
-        return hope.tokens if hope is not None and self.matches.get(worker, NOTHING).trust == "none" else 0
+        return hope.tokens if hope is not None and match.trust == "none" else 0
 
 
 class Knowledge:
@@ -91,31 +90,43 @@ class Knowledge:
             return Known({}, {}, {}, keys)
         return Known(self._match(query), _summed(self.expected.lookup, keys), _summed(self.observed.lookup, keys), keys)
 
-    def board(self, query: Query, known: Known, slots: Sequence[Slot], cells: Sequence[Cell], turn: int) -> Board:
+    def board(self, query: Query, known: Known, pool: Pool, turn: int) -> Board:
         """The candidates as a policy sees them."""
-        matches = known.matches
-        found = [matches.get(slot.worker, NOTHING) for slot in slots] if matches else [NOTHING] * len(slots)
-        expected = [match.expected for match in found]
-        shared = [0] * len(slots)
-        if known.observed:
-            for row, slot in enumerate(slots):
-                if (hope := known.observed.get(slot.worker)) and found[row].trust == "none":
-                    expected[row] = max(expected[row], hope.tokens)
-        if known.hopes:
-            for row, slot in enumerate(slots):
-                if hope := known.hopes.get(slot.worker):
-                    beyond = max(0, hope.tokens - found[row].credit)
-                    expected[row] = max(expected[row], beyond)
-                    shared[row] = beyond if hope.pending else 0
+        told, rows = known.matches, pool.rows
+        found: dict[int, Match] = {}
+        expected: dict[int, int] = {}
+        shared: dict[int, int] = {}
+        trusts: dict[str, Trust] = {}
+        for worker, match in told.items():
+            credit, doubtful = match.credit, match.expected
+            if (trust := match.trust) != "exact":
+                trusts[worker] = trust
+            if (credit or doubtful) and (row := rows.get(worker)) is not None:
+                found[row] = match
+                if doubtful:
+                    expected[row] = doubtful
+        if told and not rows.keys() <= told.keys():
+            trusts |= dict.fromkeys(rows.keys() - told.keys(), "none")
+        for worker, hope in known.observed.items():
+            if (row := rows.get(worker)) is not None and trusts.get(worker, "exact" if told else "none") == "none":
+                expected[row] = max(expected.get(row, 0), hope.tokens)
+        for worker, hope in known.hopes.items():
+            if (row := rows.get(worker)) is not None:
+                beyond = hope.tokens - (found[row].credit if row in found else 0)
+                if beyond > 0:
+                    expected[row] = max(expected.get(row, 0), beyond)
+                    if hope.pending:
+                        shared[row] = beyond
         return Board(
-            slots,
+            pool.slots,
             found,
             expected,
             shared,
-            [cell.running for cell in cells],
-            [cell.queued for cell in cells],
-            sum(prompt.length for prompt in query.tokenized.prompts),
+            pool.load.read(),
+            sum([prompt.length for prompt in query.tokenized.prompts]),
             turn,
+            trusts,
+            "exact" if told else "none",
         )
 
     def expect(self, worker: str, known: Known) -> list[Expectation]:

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from random import Random
-from typing import NamedTuple, TypeVar
 
 from kvsync.config import RoutingSettings
 from kvsync.discovery.model import Change
 from kvsync.index.match import Index
-from kvsync.routing import filters
 from kvsync.routing.board import NOTHING, Scores
-from kvsync.routing.breaker import Attempt, Breakers, BreakerState, Guard
+from kvsync.routing.breaker import Attempt, Breakers, BreakerState
 from kvsync.routing.decision import Candidate, Decision, Load, Query
-from kvsync.routing.errors import BadPolicy, NoReadyEngine, NoSuchModel, NoTarget, RoutingError
-from kvsync.routing.fleet import Fleet, Slot
+from kvsync.routing.errors import BadPolicy, NoTarget, RoutingError
+from kvsync.routing.fleet import Fleet
 from kvsync.routing.knowledge import Knowledge, Known
-from kvsync.routing.load import Cell, LoadTable, Ticket
+from kvsync.routing.load import LoadTable, Ticket
 from kvsync.routing.modes import Mode
 from kvsync.routing.policies import CACHE_AWARE, POLICIES, Choice
+from kvsync.routing.pools import Pools, fitting
 from kvsync.routing.records import Records
 from kvsync.routing.retries import RetryBudget
 from kvsync.telemetry.logs import Throttle
@@ -34,15 +33,6 @@ from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import TokenizedRequest
 
 _log = logging.getLogger(__name__)
-
-
-class _Pool(NamedTuple):
-    """The workers of one model and adapter, as of one version of the fleet."""
-
-    version: int
-    slots: tuple[Slot, ...]
-    cells: tuple[Cell, ...]
-    guards: tuple[Guard, ...]
 
 
 class RoutedTicket:
@@ -104,13 +94,12 @@ class Router:
         self._metrics = metrics
         self._rng = rng if rng is not None else Random()
         self._wall = wall
-        self._asleep = asleep
         self._knowledge = Knowledge(index, settings, metrics, clock)
         self._breakers = Breakers(settings.breaker_failures, clock)
         self._retries = RetryBudget(clock)
         self._records = Records(settings.decisions)
+        self._pools = Pools(fleet, loads, self._breakers, asleep)
         self._workers: set[str] = set()
-        self._pools: dict[tuple[str, str | None], _Pool] = {}
         self._turns: dict[str, int] = {}
         self._throttle = Throttle(_log, clock=clock)
         self.held = self._knowledge.held
@@ -120,7 +109,6 @@ class Router:
     def apply(self, change: Change) -> None:
         """The fleet changed. What was known of a worker that is gone goes with it."""
         self._fleet.apply(change)
-        self._pools.clear()
         engine = change.engine
         gone = change.kind == "gone"
         for rank in engine.ranks:
@@ -160,7 +148,7 @@ class Router:
 
     def may_retry(self) -> bool:
         """Whether the budget allows one more retry; ``True`` counts it (:mod:`kvsync.routing.retries`)."""
-        return self._retries.take(self._loads.running())
+        return self._retries.take(self._loads.total())
 
     def choose(self, query: Query) -> tuple[Decision, RoutedTicket]:
         """Pick a worker and count its load from this moment on.
@@ -188,13 +176,14 @@ class Router:
         """Whatever may fail comes before the load is counted: what raises leaves nothing behind."""
         begun = time.perf_counter()
         policy = self._policy(query)
-        slots, cells, passed_over = self._candidates(query)
+        pool, extra = self._pools.of(query)
         known = self._knowledge.of(query)
         turn = self._turns[query.model] = self._turns.get(query.model, -1) + 1
-        board = self._knowledge.board(query, known, slots, cells, turn)
+        board = self._knowledge.board(query, known, pool, turn)
         choice = POLICIES[policy](board, self._settings, self._rng)
-        chosen = board[choice.row]
-        extra: dict[str, object] = {**passed_over}
+        worker = pool.slots[choice.row].worker
+        # What the index said of it, and not only what was weighed: the audit wants to know as of when.
+        chosen = board.candidate(choice.row, known.matches.get(worker, NOTHING))
         if query.exclude:
             extra["excluded"] = sorted(query.exclude)
         decision = Decision(
@@ -204,13 +193,13 @@ class Router:
             policy=policy,
             chosen=chosen,
             candidates=board,
-            scores=Scores(slots, choice.scores),
+            scores=Scores(pool.slots, choice.scores),
             why=choice.why,
             prompt_tokens=board.prompt_tokens,
             mode=self._mode(query, policy, chosen),
             tokenized=_without_prompts(query.tokenized),
             time=self._wall(),
-            observed=known.observed_tokens(chosen.worker),
+            observed=known.observed_tokens(worker, chosen.match),
             extra=extra,
         )
         self._note(decision, choice, time.perf_counter() - begun)
@@ -219,13 +208,15 @@ class Router:
     def _choose_plainly(self, query: Query) -> tuple[Decision, RoutedTicket]:
         """The fewest running requests, by as little of this module as can be."""
         begun = time.perf_counter()
-        served = self._fleet.slots(query.model, query.adapter)
-        slots = _rows(served, _fitting(query, served))
-        if not slots:
+        slots = self._fleet.slots(query.model, query.adapter)
+        rows = fitting(query, slots)
+        if not rows:
             raise NoTarget(query.adapter or query.model)
-        loads = [self._loads.cell(slot.worker) for slot in slots]
-        row = min(range(len(slots)), key=lambda row: (loads[row].running, loads[row].queued))
-        slot, load = slots[row], Load(loads[row].running, loads[row].queued)
+        loads = self._loads.snapshot()
+        load, slot = min(
+            ((loads.get(slots[row].worker, Load()), slots[row]) for row in rows),
+            key=lambda pair: (pair[0].running, pair[0].queued_prefill_tokens),
+        )
         chosen = Candidate(slot.worker, slot.engine, slot.rank, NOTHING, 0, load)
         decision = Decision(
             request_id=query.request_id,
@@ -261,50 +252,6 @@ class Router:
         if query.policy not in POLICIES:
             raise BadPolicy(query.policy)
         return query.policy
-
-    def _candidates(self, query: Query) -> tuple[Sequence[Slot], Sequence[Cell], dict[str, list[str]]]:
-        """The slots and their load, and the workers passed over because they sleep, or failed lately."""
-        pool = self._pool(query.model, query.adapter)
-        if not pool.slots:
-            known = self._fleet.resolve(query.model) is not None
-            raise NoReadyEngine(query.adapter or query.model) if known else NoSuchModel(query.adapter or query.model)
-        slots: Sequence[Slot] = pool.slots
-        cells: Sequence[Cell] = pool.cells
-        guards: Sequence[Guard] = pool.guards
-        if query.exclude or query.label_filter:
-            rows = _fitting(query, slots)
-            if not rows:
-                raise NoTarget(query.adapter or query.model)
-            slots, cells, guards = _rows(slots, rows), _rows(cells, rows), _rows(guards, rows)
-        passed_over: dict[str, list[str]] = {}
-        # One that may have come back since it failed is better than one that sleeps: sleep comes first. When all sleep,
-        # or all rest, passing over helps nobody.
-        if asleep := self._asleep():
-            rows = [row for row, slot in enumerate(slots) if slot.worker not in asleep]
-            if 0 < len(rows) < len(slots):
-                passed_over["asleep"] = _others(slots, rows)
-                slots, cells, guards = _rows(slots, rows), _rows(cells, rows), _rows(guards, rows)
-        if self._breakers.resting:
-            rows = [row for row, guard in enumerate(guards) if guard.permits]
-            if 0 < len(rows) < len(slots):
-                passed_over["resting"] = _others(slots, rows)
-                slots, cells = _rows(slots, rows), _rows(cells, rows)
-        return slots, cells, passed_over
-
-    def _pool(self, model: str, adapter: str | None) -> _Pool:
-        key = (model, adapter)
-        pool = self._pools.get(key)
-        if pool is None or pool.version != self._fleet.version:
-            slots = self._fleet.slots(model, adapter)
-            pool = _Pool(
-                self._fleet.version,
-                slots,
-                tuple(self._loads.cell(slot.worker) for slot in slots),
-                tuple(self._breakers.guard(slot.engine, slot.worker) for slot in slots),
-            )
-            if slots:  # names that nobody serves come from clients and would fill the memory
-                self._pools[key] = pool
-        return pool
 
     def _mode(self, query: Query, policy: str, chosen: Candidate) -> Mode:
         tokenized = query.tokenized
@@ -346,28 +293,6 @@ class Router:
             dropped={"expected": knowledge.expected.dropped, "observed": knowledge.observed.dropped},
             contradicted=knowledge.observed.contradicted,
         )
-
-
-_Item = TypeVar("_Item")
-
-
-def _rows(column: Sequence[_Item], rows: Sequence[int]) -> list[_Item]:
-    return [column[row] for row in rows]
-
-
-def _others(slots: Sequence[Slot], rows: Sequence[int]) -> list[str]:
-    kept = set(rows)
-    return [slot.worker for row, slot in enumerate(slots) if row not in kept]
-
-
-def _fitting(query: Query, slots: Sequence[Slot]) -> list[int]:
-    """The rows that were not tried yet and have the labels that are asked for."""
-    selector = filters.parse(query.label_filter) if query.label_filter else ()
-    return [
-        row
-        for row, slot in enumerate(slots)
-        if slot.worker not in query.exclude and filters.matches(selector, slot.engine.labels)
-    ]
 
 
 def _without_prompts(tokenized: TokenizedRequest) -> TokenizedRequest:

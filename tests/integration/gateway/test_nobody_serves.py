@@ -58,7 +58,8 @@ class Town:
 @asynccontextmanager
 async def town(**settings: object) -> AsyncIterator[Town]:
     fleet, metrics, counters = Fleet(["m"]), Metrics(), Counters()
-    router = Router(None, fleet, LoadTable(), RoutingSettings(policy="least-request"), metrics)
+    routing = RoutingSettings(policy="least-request")
+    router = Router(None, fleet, LoadTable(routing.decode_cost), routing, metrics)
     gateway = Gateway(
         GatewaySettings.model_validate({"host": "127.0.0.1", "port": 0, "drain_timeout": 0.2, **settings}),
         fleet=fleet,

@@ -45,7 +45,7 @@ def _nonsense(world: World, patch: pytest.MonkeyPatch) -> None:
 
 
 def _pools(world: World, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(world.router, "_pool", broken)
+    patch.setattr(world.router._pools, "of", broken)
 
 
 @pytest.mark.parametrize("fault", [_policy, _expected, _observed, _keys, _nonsense, _pools])
@@ -185,7 +185,7 @@ def test_churn_of_engines_leaves_nothing() -> None:
             len(known.expected),
             known.expected.keys,
             len(known.observed),
-            len(router._pools),
+            len(router._pools._pools),
             len(router._turns),
             len(router._workers),
             len(list(world.fleet)),

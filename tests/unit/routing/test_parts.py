@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kvsync.discovery.model import Change, Engine
 from kvsync.routing import filters
+from kvsync.routing.decision import Load
 from kvsync.routing.errors import BadFilter
 from kvsync.routing.expected import GRID, Expectation, ExpectedTable, Hope, context_seed, prefix_keys
 from kvsync.routing.fleet import Fleet
@@ -146,7 +147,7 @@ def figures(table: LoadTable, worker: str = "w") -> tuple[int, int]:
 
 
 def test_load_counts_from_the_choice_to_the_end() -> None:
-    table = LoadTable()
+    table = LoadTable(64.0)
     ticket, other = table.reserve("w", 100), table.reserve("w", 50)
     assert figures(table) == (2, 150)
     ticket.first_byte()
@@ -161,7 +162,7 @@ def test_load_counts_from_the_choice_to_the_end() -> None:
 
 
 def test_a_dropped_worker_s_tickets_do_not_touch_its_next_life() -> None:
-    table = LoadTable()
+    table = LoadTable(64.0)
     old = table.reserve("w", 10)
     table.drop("w")
     table.drop("w")
@@ -174,6 +175,33 @@ def test_a_dropped_worker_s_tickets_do_not_touch_its_next_life() -> None:
     assert figures(table) == (0, 0)
 
 
+def test_a_seat_is_given_away_only_when_the_last_ticket_of_the_one_before_ended() -> None:
+    table = LoadTable(64.0)
+    for _ in range(50):
+        tickets = [table.reserve("w", 10), table.reserve("w", 20)]
+        table.drop("w")
+        other = table.reserve("v", 5)
+        tickets[0].end()
+        assert table.snapshot() == {"v": Load(1, 5)}
+        assert table.total() == 1
+        tickets[1].end()
+        other.end()
+        table.drop("v")
+    assert len(table.running) == 2  # nor are seats lost
+
+
+def test_columns_are_in_the_order_asked_for_and_stay_as_they_were_read() -> None:
+    table = LoadTable(64.0)
+    table.reserve("a", 7)
+    table.reserve("b", 5)
+    two, one = table.view(["b", "a"]), table.view(["a"])
+    before = two.read()
+    table.reserve("b", 3)
+    assert before == ((1, 1), (5, 7), (69.0, 71.0))
+    assert two.read() == ((2, 1), (8, 7), (136.0, 71.0))
+    assert tuple(map(tuple, one.read())) == ((1,), (7,), (71.0,))
+
+
 class LoadMachine(RuleBasedStateMachine):
     """Whatever happens to tickets in whatever order, the table's figures are those of the open ones."""
 
@@ -181,7 +209,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LoadTable()
+        self.table = LoadTable(64.0)
         self.open: dict[int, tuple[str, int]] = {}
 
     @rule(target=tickets, worker=st.sampled_from("ab"), size=st.integers(0, 99))
@@ -206,6 +234,7 @@ class LoadMachine(RuleBasedStateMachine):
         for worker, load in self.table.snapshot().items():
             mine = [size for name, size in self.open.values() if name == worker]
             assert (load.running, load.queued_prefill_tokens) == (len(mine), sum(mine))
+            assert self.table.view([worker]).read().busy[0] == sum(mine) + 64 * len(mine)
 
 
 TestLoadMachine = LoadMachine.TestCase

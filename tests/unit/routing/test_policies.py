@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean, stdev
 from typing import Any
@@ -15,6 +16,7 @@ from kvsync.config import RoutingSettings
 from kvsync.index.match import Match
 from kvsync.routing.board import NOTHING, Board, Scores
 from kvsync.routing.fleet import Slot
+from kvsync.routing.load import Columns
 from kvsync.routing.policies import CACHE_AWARE, POLICIES, Choice, kv_aware, power_of_two, prefix_cache, saved_tokens
 from tests.unit.routing.world import engine
 
@@ -30,23 +32,30 @@ def board(
     turn: int = 0,
 ) -> Board:
     """Rows of (credit, running)."""
-    places = range(len(rows))
     return Board(
-        [Slot(f"w{i}", engine(f"w{i}"), 0) for i in places],
-        [Match(credit, 0, {"gpu": credit} if credit else {}) for credit, _ in rows],
-        [(expected or {}).get(i, 0) for i in places],
-        [(shared or {}).get(i, 0) for i in places],
-        [running for _, running in rows],
-        [(queued or {}).get(i, 0) for i in places],
+        [Slot(f"w{i}", engine(f"w{i}"), 0) for i in range(len(rows))],
+        {i: Match(credit, 0, {"gpu": credit}) for i, (credit, _) in enumerate(rows) if credit},
+        expected or {},
+        shared or {},
+        columns([running for _, running in rows], [(queued or {}).get(i, 0) for i in range(len(rows))]),
         prompt,
         turn,
     )
 
 
+def columns(running: Sequence[int], queued: Sequence[int], decode_cost: float = SETTINGS.decode_cost) -> Columns:
+    return Columns(running, queued, [q + decode_cost * r for q, r in zip(queued, running, strict=True)])
+
+
 def chosen(policy: str, on: Board, draws: int = 40, **settings: Any) -> set[int]:
     """All rows that the policy takes, over many draws."""
     made = RoutingSettings(**settings)
+    on = with_load(on, columns(on.running, on.queued, made.decode_cost))
     return {POLICIES[policy](on, made, Random(seed)).row for seed in range(draws)}
+
+
+def with_load(on: Board, load: Columns) -> Board:
+    return Board(on.slots, on.matches, on.expected, on.shared, load, on.prompt_tokens, on.turn)
 
 
 @st.composite
@@ -58,18 +67,28 @@ def boards(draw: st.DrawFn) -> Board:
     def column(figures: st.SearchStrategy[int]) -> list[int]:
         return draw(st.lists(figures, min_size=size, max_size=size))
 
-    matches = []
-    for credit in column(tokens):
+    def some(figures: st.SearchStrategy[int]) -> dict[int, int]:
+        """For some of the rows."""
+        return draw(st.dictionaries(st.integers(0, size - 1), figures))
+
+    matches = {}
+    for row, credit in some(tokens).items():
         cpu = draw(st.integers(0, credit))
-        matches.append(Match(credit, 0, {"gpu": credit - cpu, "cpu": cpu}))
-    queued = column(st.integers(0, 20_000))
+        matches[row] = Match(credit, 0, {"gpu": credit - cpu, "cpu": cpu})
+    expected = {
+        row: min(figure, prompt - (matches[row].credit if row in matches else 0))
+        for row, figure in some(tokens).items()
+    }
+    few = draw(st.booleans())  # equals are what is easily missed
     return Board(
         [Slot(f"w{i}", engine(f"w{i}"), 0) for i in range(size)],
         matches,
-        [min(e, prompt - m.credit) for e, m in zip(column(tokens), matches, strict=True)],
-        column(tokens),
-        column(st.integers(0, 40)),
-        queued,
+        expected,
+        {row: figure for row, figure in some(tokens).items() if row in expected},
+        columns(
+            column(st.integers(0, 1 if few else 40)),
+            column(st.sampled_from([0, 64]) if few else st.integers(0, 20_000)),
+        ),
         prompt,
         draw(st.integers(0, 10**6)),
     )
@@ -98,24 +117,26 @@ def test_kv_aware_work_falls_with_knowledge_and_rises_with_load(on: Board, data:
     row = data.draw(st.integers(0, len(on) - 1))
     before = kv_aware(on, SETTINGS, Random(0)).scores[row]
 
-    def with_row(**columns: Any) -> float:
-        fields: dict[str, list[Any]] = {
-            name: list(getattr(on, name)) for name in ("matches", "expected", "shared", "running", "queued")
-        }
-        for name, value in columns.items():
-            fields[name][row] = value
-        changed = Board(on.slots, prompt_tokens=on.prompt_tokens, turn=on.turn, **fields)
-        return kv_aware(changed, SETTINGS, Random(0)).scores[row]
+    def changed(**fields: Any) -> float:
+        given = {name: getattr(on, name) for name in ("matches", "expected", "shared")} | fields
+        load = given.pop("load", Columns(on.running, on.queued, on.busy))
+        board = Board(on.slots, load=load, prompt_tokens=on.prompt_tokens, turn=on.turn, **given)
+        return kv_aware(board, SETTINGS, Random(0)).scores[row]
 
-    credit = data.draw(st.integers(on.matches[row].credit, on.prompt_tokens))
-    tiers = dict(on.matches[row].by_tier)
+    def more(column: Sequence[int]) -> list[int]:
+        return [figure + (place == row) for place, figure in enumerate(column)]
+
+    held = on.match(row)
+    credit = data.draw(st.integers(held.credit, on.prompt_tokens))
+    tiers = {"cpu": held.by_tier.get("cpu", 0)}
     tiers["gpu"] = credit - tiers["cpu"]
-    assert with_row(matches=Match(credit, 0, tiers)) <= before
-    assert with_row(matches=Match(on.matches[row].credit, 0, {"gpu": on.matches[row].credit})) <= before
-    assert with_row(expected=on.expected[row] + 1) <= before
-    assert with_row(shared=on.shared[row] + 1) <= before
-    assert with_row(running=on.running[row] + 1) > before
-    assert with_row(queued=on.queued[row] + 1) >= before
+    assert changed(matches={**on.matches, row: Match(credit, 0, tiers)}) <= before  # type: ignore[arg-type]
+    assert changed(matches={**on.matches, row: Match(held.credit, 0, {"gpu": held.credit})}) <= before
+    assert changed(expected={**on.expected, row: on.expected.get(row, 0) + 1}) <= before
+    if row in on.expected:
+        assert changed(shared={**on.shared, row: on.shared.get(row, 0) + 1}) <= before
+    assert changed(load=columns(more(on.running), on.queued)) > before
+    assert changed(load=columns(on.running, more(on.queued))) >= before
     assert before >= 0
 
 
@@ -160,11 +181,8 @@ def aibrix(on: Board, settings: RoutingSettings) -> tuple[set[int], str]:
     looked_at = rows
     if max(running) - min(running) > settings.imbalance_abs_count:
         looked_at = {row for row in rows if running[row] == min(running)}
-    percent = {
-        row: 100 * (on.matches[row].credit + on.expected[row]) // on.prompt_tokens
-        for row in looked_at
-        if on.matches[row].credit + on.expected[row]
-    }
+    held = {row: candidate.match.credit + candidate.expected for row, candidate in enumerate(on)}
+    percent = {row: 100 * held[row] // on.prompt_tokens for row in looked_at if held[row]}
     limit = fmean(running) + settings.standard_deviation_factor * (stdev(running) if len(running) > 1 else 0)
     fit = {row for row in percent if running[row] <= limit}
     if fit:

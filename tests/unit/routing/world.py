@@ -151,14 +151,15 @@ class World:
         self.clock = Clock()
         self.index = index or Index()
         self.fleet = Fleet()
-        self.loads = LoadTable()
+        made = RoutingSettings(**settings)
+        self.loads = LoadTable(made.decode_cost)
         self.metrics = Metrics(prefix_cache=prefix_cache_metrics)
         self.asleep: Collection[str] = ()
         self.router = Router(
             None if without_index else self.index,
             self.fleet,
             self.loads,
-            RoutingSettings(**settings),
+            made,
             self.metrics,
             self.clock,
             Random(seed),
