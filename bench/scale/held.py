@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.model import Wrong
-from bench.process import memory
+from bench.process import memory, until
 from bench.scale.content import LONG, MIDDLE, PREFIX, SHORT, Fleet, Prompt, payloads
 from bench.work import BLOCK
 from kvsync.app import App
@@ -201,25 +201,36 @@ class Held:
     def lose_one(self, worker: str, how: Callable[[str], None]) -> tuple[float, float, float, float]:
         """Seconds of the call, until memory is back, and of the longest lookup meanwhile; bytes that came back."""
         tokens = self._rng.choice(self.prompts).tokens().tobytes()[: 4 * (SHORT * BLOCK + 1)]
-        took: list[float] = []
+        before = memory(os.getpid())
+        seen: list[tuple[float, float, int]] = []
+        """When, how long a lookup took, and the memory then."""
+        over = threading.Event()
 
-        def work() -> None:
-            began = time.perf_counter()
-            how(worker)
-            took.append(time.perf_counter() - began)
+        def watch() -> None:
+            while not over.is_set():
+                began = time.perf_counter()
+                self.index.match(tokens, MODEL)
+                took = time.perf_counter() - began
+                held = memory(os.getpid())
+                seen.append((time.perf_counter(), took, held))
 
-        before = low = memory(os.getpid())
-        thread = threading.Thread(target=work)
-        lookups = []
-        began = fell = time.perf_counter()
+        thread = threading.Thread(target=watch)
         thread.start()
-        while (now := time.perf_counter()) < fell + SETTLED or thread.is_alive():
-            self.index.match(tokens, MODEL)
-            lookups.append(time.perf_counter() - now)
-            if (held := memory(os.getpid())) < low:
-                low, fell = held, time.perf_counter()
+        until(lambda: seen)
+        began = time.perf_counter()
+        how(worker)
+        took = time.perf_counter() - began
+
+        def fell() -> float:
+            """When memory was as low as it gets, first."""
+            lowest = min(held for _, _, held in seen)
+            return next(at for at, _, held in seen if held <= lowest)
+
+        until(lambda: seen[-1][0] > max(fell(), began + took) + SETTLED, every=SETTLED / 3)
+        over.set()
         thread.join()
-        return took[0], fell - began, max(lookups), before - low
+        lowest = min(held for _, _, held in seen)
+        return took, max(0.0, fell() - began), max(lookup for _, lookup, _ in seen), before - lowest
 
 
 async def _app(max_blocks: int) -> App:
