@@ -89,8 +89,8 @@ ROWS: Final = (
             target
             for workers in WORKERS
             for target in (
-                Target(f"p50, {workers} workers", f"p50 {workers}", "ms", factor=1e3, at_most=0.2),
-                Target(f"p99, {workers} workers", f"p99 {workers}", "ms", factor=1e3),
+                Target(f"decision, {workers} workers, p50", f"p50 {workers}", "ms", factor=1e3, at_most=0.2),
+                Target(f"decision, {workers} workers, p99", f"p99 {workers}", "ms", factor=1e3),
             )
         ),
         open_,

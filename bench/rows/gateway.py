@@ -405,11 +405,11 @@ ROWS: Final = (
         "engines; ours must have credited just what the engines held. Clients and engines share the cores with the "
         "gateway: `cores` is what it had of them.",
         (
-            Target("requests", "requests", "requests/s", "higher", ratio=1.5, peers=(VLLM_ROUTER,)),
-            Target("CPU per request", "cpu", "µs", factor=1e6, peers=(VLLM_ROUTER,)),
-            Target("cores used", "cores", "", peers=(VLLM_ROUTER,)),
-            Target("prompts sent where their family is held", "hits", "%", "higher", 100.0, peers=(VLLM_ROUTER,)),
-            Target("time to the answer, p99", "p99", "ms", factor=1e3),
+            Target("JSON: requests", "requests", "requests/s", "higher", ratio=1.5, peers=(VLLM_ROUTER,)),
+            Target("JSON: CPU per request", "cpu", "µs", factor=1e6, peers=(VLLM_ROUTER,)),
+            Target("JSON: cores used", "cores", "", peers=(VLLM_ROUTER,)),
+            Target("JSON: prompts sent where their family is held", "hits", "%", "higher", 100.0, peers=(VLLM_ROUTER,)),
+            Target("JSON: time to the answer, p99", "p99", "ms", factor=1e3),
         ),
         open_json,
     ),
@@ -420,10 +420,10 @@ ROWS: Final = (
         f"before by the engines' `/tokenize`; {WORKERS} engines, {CONNECTIONS} connections. Half of the chats were "
         "asked once before. Checked as the row above. No peer tokenizes HTTP requests in its own process.",
         (
-            Target("requests", "requests", "requests/s", "higher"),
-            Target("CPU per request", "cpu", "µs", factor=1e6),
-            Target("tokenized locally", "local", "%", "higher", 100.0),
-            Target("prompts sent where their family is held", "hits", "%", "higher", 100.0),
+            Target("text: requests", "requests", "requests/s", "higher"),
+            Target("text: CPU per request", "cpu", "µs", factor=1e6),
+            Target("text: tokenized locally", "local", "%", "higher", 100.0),
+            Target("text: prompts sent where their family is held", "hits", "%", "higher", 100.0),
         ),
         open_text,
         repeats=3,
@@ -465,9 +465,9 @@ ROWS: Final = (
         "One connection, chats of 2 kB one after the other, JSON answers at once, no tokenizing. What the same engine "
         "takes without a gateway, measured just before, is subtracted.",
         (
-            Target("added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
-            Target("added, p99", "added p99", "ms", factor=1e3),
-            Target("CPU per request", "cpu", "µs", factor=1e6),
+            Target("one connection: added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
+            Target("one connection: added, p99", "added p99", "ms", factor=1e3),
+            Target("one connection: CPU per request", "cpu", "µs", factor=1e6),
         ),
         open_latency,
     ),
@@ -479,10 +479,10 @@ ROWS: Final = (
         f"directly. Then {CONNECTIONS}: CPU per request is what the process used beyond what events alone cost just "
         "before. At the end the index holds just what the engines do, and trusts them.",
         (
-            Target("added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
-            Target("added, p99", "added p99", "ms", factor=1e3, at_most=5.0),
-            Target("CPU per request", "cpu", "µs", factor=1e6),
-            Target("cores for events alone", "events", ""),
+            Target("under events: added, p50", "added p50", "ms", factor=1e3, at_most=0.2),
+            Target("under events: added, p99", "added p99", "ms", factor=1e3, at_most=5.0),
+            Target("under events: CPU per request", "cpu", "µs", factor=1e6),
+            Target("under events: cores for them alone", "events", ""),
         ),
         open_events,
         repeats=3,
