@@ -409,7 +409,7 @@ ROWS: Final = (
             Target("JSON: CPU per request", "cpu", "µs", factor=1e6, peers=(VLLM_ROUTER,)),
             Target("JSON: cores used", "cores", "", peers=(VLLM_ROUTER,)),
             Target("JSON: prompts sent where their family is held", "hits", "%", "higher", 100.0, peers=(VLLM_ROUTER,)),
-            Target("JSON: time to the answer, p99", "p99", "ms", factor=1e3),
+            Target("JSON: time to the answer, p99", "p99", "ms", factor=1e3, peers=(VLLM_ROUTER,)),
         ),
         open_json,
     ),
