@@ -250,9 +250,9 @@ def _limits(document: Document, costs: Costs) -> Iterator[str]:
     streams = costs.workers("followed")
     yield (
         "By extrapolation. Assumed: one thread reads the events of all streams and one serves all requests, each up to "
-        f"{BUSY:.0%} of a core like these, and neither keeps the other from running (the GIL); a block costs as much at other rates as at the one measured; batches of 16 "
-        "blocks; every block has one holder (further holders cost less memory); between and beyond what was measured, "
-        "straight lines."
+        f"{BUSY:.0%} of a core like these, and neither keeps the other from running (the GIL); a block costs as much "
+        "at other rates as at the one measured; batches of 16 blocks; every block has one holder (further holders cost "
+        "less memory); between and beyond what was measured, straight lines."
     )
     yield ""
     rows = []
