@@ -69,10 +69,10 @@ def verdict(row: Mapping[str, Any], target: Mapping[str, Any]) -> Verdict:
 
 
 def number(value: float) -> str:
-    """Three digits that matter."""
-    if value == 0:
-        return "0"
+    """Three digits that matter; whole numbers as they are."""
     size = abs(value)
+    if value == int(value) and size < 1e6:
+        return f"{int(value):,}"
     if size >= 1000:
         return f"{round(value, 2 - len(str(int(size))) + 1):,.0f}"
     return f"{value:.{max(0, 2 - _exponent(size))}f}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.model import Row
-from bench.rows import decision, events, gateway, growth, index, memory, tokenizing
+from bench.rows import credit, decision, events, gateway, growth, index, memory, steady, tokenizing
 
 ROWS: Sequence[Row] = (
     *events.ROWS,
     *index.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *steady.ROWS,
+    *credit.ROWS,
     *gateway.ROWS,
     *decision.ROWS,
     *tokenizing.ROWS,

@@ -5,12 +5,15 @@ puts them together, on uvloop, without the gateway.
     live      whether all streams are caught up
     held      credit in blocks per worker, for the prompts of chains
     state     what index and streams say of the workers
+    watch     while events come: look prompts up, see how late the event loop is, and wait for prompts to become visible
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +30,11 @@ from kvsync.events.stream import State
 from kvsync.index import NATIVE, PrefixIndex
 
 MODEL = "m"
+LOOKUPS = 500
+"""Per second, while events come."""
+TICK = 0.005
+AHEAD = 0.005
+"""Seconds before its time from which a prompt is looked for."""
 
 
 class Known:
@@ -88,6 +96,62 @@ class Follower:
             for status in self._manager.workers()
         }
 
+    def watch(
+        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[tuple[int, int]], until: float
+    ) -> dict[str, list[float]]:
+        """
+        Args:
+            probes: when a worker is to store a prompt, soonest first: time (monotonic), worker, seed, blocks.
+            looked_up: prompts that are looked up in turns, :data:`LOOKUPS` times a second.
+            until: when to give up.
+
+        Returns:
+            ``seen``: when each probe was found whole, ``inf`` if it never was; ``match``, ``late``: seconds.
+        """
+        found: dict[str, list[float]] = self._run(self._watch(probes, looked_up, until))
+        return found
+
+    async def _watch(
+        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[tuple[int, int]], until: float
+    ) -> dict[str, list[float]]:
+        seen = [float("inf")] * len(probes)
+        match: list[float] = []
+        late: list[float] = []
+        others = [
+            asyncio.create_task(self._look_up([tokens(*chain) for chain in looked_up], match)),
+            asyncio.create_task(self._tick(late)),
+        ]
+        prompts = [(*probe[:2], tokens(probe[2], probe[3] + 1), probe[3] * BLOCK) for probe in probes]
+        waiting: list[int] = []
+        coming = 0
+        while (waiting or coming < len(prompts)) and time.monotonic() < until:
+            while coming < len(prompts) and prompts[coming][0] - AHEAD < time.monotonic():
+                waiting.append(coming)
+                coming += 1
+            for number in tuple(waiting):
+                _, worker, prompt, wanted = prompts[number]
+                if self.index.match(prompt, MODEL)[worker].credit >= wanted:
+                    seen[number] = time.monotonic()
+                    waiting.remove(number)
+            await asyncio.sleep(0.001)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        return {"seen": seen, "match": match, "late": late}
+
+    async def _look_up(self, prompts: Sequence[Sequence[int]], took: list[float]) -> None:
+        for prompt in itertools.cycle(prompts):
+            began = time.perf_counter()
+            self.index.match(prompt, MODEL)
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(1 / LOOKUPS)
+
+    async def _tick(self, late: list[float]) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(TICK)
+            late.append(time.perf_counter() - began - TICK)
+
     async def _settle(self) -> None:
         settle_collector()
 
@@ -98,7 +162,7 @@ class Follower:
 async def main() -> None:
     follower = Follower()
     await follower.start()
-    handlers = {name: getattr(follower, name) for name in ("follow", "live", "held", "state")}
+    handlers = {name: getattr(follower, name) for name in ("follow", "live", "held", "state", "watch")}
 
     def talk() -> None:
         for line in sys.stdin:

@@ -85,20 +85,36 @@ class Publisher:
         self.see_to()
         return all(stream.subscribed for stream in self._streams)
 
-    def publish(self, rate: float | None = None) -> dict[str, Any]:
-        """All that is loaded. ``rate``: messages per second, all streams together; streams take turns."""
-        return self._send(self._loaded, rate)
+    def publish(self, rate: float | None = None, at: float | None = None, times: bool = False) -> dict[str, Any]:
+        """All that is loaded.
 
-    def stream(self, scripts: Sequence[Mapping[str, Any]], rate: float | None = None) -> dict[str, Any]:
+        Args:
+            rate: messages per second, all streams together.
+            at: when to begin, by the monotonic clock, which is one for all processes of a machine.
+            times: tell when each message was sent, in their order.
+        """
+        return self._send(self._loaded, rate, at, times)
+
+    def stream(self, scripts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A script per stream, made while it is sent."""
-        return self._send(((worker, rest(events)) for worker, events in in_turns(scripts)), rate)
+        return self._send(((worker, rest(events)) for worker, events in in_turns(scripts)))
 
-    def _send(self, work: Iterable[tuple[int, bytes]], rate: float | None) -> dict[str, Any]:
+    def _send(
+        self,
+        work: Iterable[tuple[int, bytes]],
+        rate: float | None = None,
+        at: float | None = None,
+        times: bool = False,
+    ) -> dict[str, Any]:
         size = count = 0
-        began, cpu = time.monotonic(), time.process_time()
+        sent: list[float] = []
+        began = at or time.monotonic()
+        cpu = time.process_time()
         for worker, data in work:
             if rate is not None:
                 self._wait(began + count / rate)
+            if times:
+                sent.append(time.monotonic())
             size += _wire_bytes(self._streams[worker].send(data))
             count += 1
             if count % LOOK == 0:
@@ -108,7 +124,7 @@ class Publisher:
             "bytes": size,
             "seconds": time.monotonic() - began,
             "cpu": time.process_time() - cpu,
-            "began": began,
+            "times": sent,
         }
 
     def _wait(self, until: float) -> None:
