@@ -2,7 +2,8 @@
 
 What must always hold: whatever the body, decoding it makes a bounded number of Python objects. Decoding holds the
 interpreter, so a thread would not spare the event loop: the bound does, and large bodies come one per turn of the loop
-(:mod:`.turns`). Numbers are cheap and prompts of token ids hold many; texts and containers are dear.
+(:mod:`.turns`). Numbers are cheap and prompts of token ids hold many; texts and containers are dear. With the native
+core a completion's token ids never become objects: they are lifted out of the text beforehand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import msgspec
 
 from kvsync.gateway import errors
 from kvsync.gateway.ports import JsonObject
+from kvsync.tokenize.ids import PackedIds, lift
+from kvsync.tokenize.request import MAX_PROMPTS
 
 LARGE: Final = 256 << 10
 """Bytes from which a body is decoded in a turn of its own. Smaller ones can't hold too much."""
@@ -23,15 +26,26 @@ MAX_TEXTS: Final = 250_000
 MAX_VALUES: Final = 4_000_000
 """Values of any kind behind a comma."""
 _SLICE: Final = 64 << 10
+_IDS_AT: Final = "/v1/completions"
+_IDS: Final = "prompt"
 
 _decode = msgspec.json.Decoder().decode
 
 
-def read_body(raw: bytes) -> tuple[JsonObject, str]:
+def read_body(raw: bytes, path: str = "") -> tuple[JsonObject, str]:
     """A request's JSON object and the model that it names. Raises ``Problem``.
 
     Of duplicate keys the last counts, as for the engine. Nothing else is looked at: the engine judges the rest.
+
+    Args:
+        path: at ``/v1/completions``, a ``prompt`` of token ids may come as
+            :class:`~kvsync.tokenize.ids.PackedIds`.
     """
+    prompts = None
+    if path == _IDS_AT and (lifted := lift(raw, _IDS, MAX_PROMPTS)) is not None:
+        raw, prompts = lifted
+        if sum(map(len, prompts)) > 4 * MAX_VALUES:
+            raise errors.too_many_values("values", MAX_VALUES)
     body = decode(raw)
     if not isinstance(body, dict):
         raise errors.body_not_object()
@@ -40,6 +54,8 @@ def read_body(raw: bytes) -> tuple[JsonObject, str]:
         raise errors.no_model()
     if not isinstance(model, str):
         raise errors.model_not_string()
+    if prompts is not None:
+        body[_IDS] = PackedIds(prompts)
     return cast(JsonObject, body), model
 
 

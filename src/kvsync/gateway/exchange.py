@@ -140,7 +140,7 @@ class Exchange:
         if self._over:  # the client left before its turn came
             return
         try:
-            asked, name = body.read_body(self._request.body)
+            asked, name = body.read_body(self._request.body, self._route.path)
             model = self._rooms.fleet.resolve(name)
             if model is None:
                 raise errors.no_such_model(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from kvsync.gateway import body as bodies
 from kvsync.gateway.body import LARGE, MAX_TEXTS, MAX_VALUES, read_body
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.turns import Turns
+from kvsync.tokenize.request import read_request
 
 
 @settings(deadline=None, max_examples=50)
@@ -114,6 +116,43 @@ def test_what_a_body_may_hold(item: bytes, count: int, taken: bool) -> None:
         return
     with pytest.raises(Problem) as caught:
         read_body(raw)
+    assert (caught.value.status, caught.value.reason) == (413, "too_many_values")
+
+
+ids = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9)
+
+
+@given(st.one_of(ids, st.lists(ids, min_size=1, max_size=4)), st.booleans())
+def test_token_ids_are_the_same_however_they_come(prompt: list[Any], large: bool) -> None:
+    """Lifted out of the text, where the native core does that, or decoded."""
+    raw = json.dumps({"max_tokens": 1, "prompt": prompt, "model": "m"}).encode() + PAD * large
+    asked, model = read_body(raw, "/v1/completions")
+    assert model == "m"
+    assert asked["max_tokens"] == 1
+    expected = read_request("/v1/completions", read_body(raw)[0])
+    assert expected.ids
+    assert read_request("/v1/completions", asked) == expected
+
+
+@pytest.mark.parametrize(
+    "prompt", ["[]", "[[]]", "[1.5]", "[-1]", "[4294967296]", "[1,[2]]", '["1"]', "[1", "[1e1]", '"1"']
+)
+def test_what_is_no_prompt_of_ids_is_read_as_ever(prompt: str) -> None:
+    raw = b'{"model":"m","prompt":%b}' % prompt.encode()
+
+    def read(path: str) -> object:
+        try:
+            return read_request("/v1/completions", read_body(raw, path)[0])
+        except Problem as problem:
+            return problem.reason
+
+    assert read("/v1/completions") == read("")
+
+
+def test_ids_count_as_values_however_they_come() -> None:
+    raw = b'{"model":"m","prompt":[1%b]}' % (b",1" * (MAX_VALUES + 1))
+    with pytest.raises(Problem) as caught:
+        read_body(raw, "/v1/completions")
     assert (caught.value.status, caught.value.reason) == (413, "too_many_values")
 
 
