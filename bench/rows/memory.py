@@ -140,7 +140,7 @@ def _holders(name: str, title: str, measure: Callable[[Subject, str, Run], Figur
         name=name,
         title=title,
         method=METHOD,
-        targets=(Target(f"memory, {title}", "further", "B", at_most=at_most),),
+        targets=(Target(title, "further", "B", at_most=at_most),),
         open=simple(_sides(measure)),
         repeats=3,
     )
@@ -149,16 +149,18 @@ def _holders(name: str, title: str, measure: Callable[[Subject, str, Run], Figur
 ROWS: Sequence[Row] = (
     Row(
         name="memory-block",
-        title="a distinct block with one holder",
+        title="memory of a distinct block with one holder",
         method=f"{METHOD} Eight workers; measured in one process as it grows, so that no size of a table flatters.",
         targets=(
-            Target("memory, a distinct block with one holder, worst size", "worst", "B", at_most=40.0),
+            Target("memory of a distinct block with one holder, worst size", "worst", "B", at_most=40.0),
             *(Target(f"at {size / 1e6:g} M blocks", f"at_{size}", "B", aside=True) for size in SIZES),
         ),
         open=simple(_sides(_distinct)),
         repeats=2,
     ),
-    _holders("memory-holder", "each further holder, equal hashes", _further, 8.0),
-    _holders("memory-holder-parts", "each further holder, each with another part of every prompt", _parts, 8.0),
-    _holders("memory-holder-own", "each further holder, hashes of each engine's own", _own, 24.0),
+    _holders("memory-holder", "memory of each further holder, equal hashes", _further, 8.0),
+    _holders(
+        "memory-holder-parts", "memory of each further holder, each with another part of every prompt", _parts, 8.0
+    ),
+    _holders("memory-holder-own", "memory of each further holder, hashes of each engine's own", _own, 24.0),
 )
