@@ -52,7 +52,6 @@ class Boundaries:
             token.content: number for number, token in raw if not token.single_word and not token.content[0].isspace()
         }
         """Content of every boundary token → its id."""
-        self.by_id = {number: token for token, number in self.ids.items()}
         # All raw tokens take part in the search, longest first: a longer one hides a boundary token in its place.
         longest_first = sorted((re.escape(token.content) for _, token in raw), key=len, reverse=True)
         self._pattern = re.compile("|".join(longest_first)) if self.ids else None

@@ -1,18 +1,20 @@
 """Tokenizing in this process: a model's ``tokenizer.json`` and chat template.
 
-Always holds: the ids are those of the whole text, tokenized at once; what is remembered of a text's beginning is
+Always holds: the ids are those that ``tokenizers`` makes of the whole text at once, whoever makes them: its twin
+(:mod:`kvsync.tokenize.twin`) is several times as fast, where there is one. What is remembered of a text's beginning is
 reused only up to a place where the tokenizer provably splits (:mod:`kvsync.tokenize.boundaries`). A chain of digests
 names each piece by all the text up to its end, so a piece can't be taken for that of another beginning.
 
-Everything here blocks and is called in a thread of the pool. ``tokenizers`` and ``jinja2`` are an extra of the
-package, imported when the first model is loaded.
+Everything here blocks and is called in a thread of the pool. ``tokenizers``, ``tiktoken`` and ``jinja2`` are an extra
+of the package, imported when the first model is loaded.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -23,11 +25,14 @@ from kvsync.tokenize.cache import TokenCache
 from kvsync.tokenize.errors import LocalFailed
 from kvsync.tokenize.messages import unsupported
 from kvsync.tokenize.request import Chat, Work
+from kvsync.tokenize.twin import Twin, Unlike, twin
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from kvsync.tokenize.template import ChatTemplate
+
+log = logging.getLogger(__name__)
 
 SPACING: Final = 512
 """Characters between two remembered places: a piece costs 250 bytes beside its tokens."""
@@ -44,10 +49,12 @@ class LocalTokenizer:
         templates: Mapping[str, ChatTemplate] | None = None,
         *,
         spacing: int = SPACING,
+        twin: Twin | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._twin = twin
         self._cache = cache
         self._templates = dict(templates or {})
         self._spacing = spacing
@@ -80,7 +87,8 @@ class LocalTokenizer:
         config = _read_config(folder / "tokenizer_config.json")
         special = _special_tokens(config)
         sources = _template_sources(folder, config)
-        return cls(tokenizer, cache, {name: ChatTemplate(text, special, now=now) for name, text in sources.items()})
+        templates = {name: ChatTemplate(text, special, now=now) for name, text in sources.items()}
+        return cls(tokenizer, cache, templates, twin=_twin(tokenizer, path))
 
     def unsupported(self, work: Work) -> str | None:
         """Why ``work`` is not for this tokenizer, as a short word; ``None`` when it is. Cheap: no rendering."""
@@ -142,12 +150,11 @@ class LocalTokenizer:
         Each match of a boundary token gives exactly one id. Ids of boundary tokens that come from elsewhere (a
         normalizer can make one out of other characters) show as a different sequence, and then nothing is kept.
         """
-        by_id = self._boundaries.by_id
-        ids = memoryview(tokens).cast("I")
-        found = [place for place, number in enumerate(ids) if number in by_id]
-        if [by_id[ids[place]] for place in found] != [cut.token for cut in everywhere]:
+        numbers = {cut.token: self._boundaries.ids[cut.token] for cut in everywhere}
+        found = sorted((end, token) for token, number in numbers.items() for end in _ends(tokens, number))
+        if [token for _, token in found] != [cut.token for cut in everywhere]:
             return
-        end_of = {cut.end: (place + 1) * 4 for cut, place in zip(everywhere, found, strict=True)}
+        end_of = {cut.end: end for cut, (end, _) in zip(everywhere, found, strict=True)}
         ends = [end_of[cut.end] for cut in cuts]
         # The last piece first: see encode_by_pieces about a full cache.
         for key, begin, end in reversed(list(zip(keys, [0, *ends], ends, strict=False))):
@@ -164,6 +171,8 @@ class LocalTokenizer:
         return keys
 
     def _encode(self, text: str, special: bool) -> bytes:
+        if self._twin is not None and (tokens := self._twin.encode(text, special)) is not None:
+            return tokens
         try:
             encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
         except Exception as error:  # the library raises bare Exceptions
@@ -178,6 +187,27 @@ class LocalTokenizer:
 
 def _packed(ids: Sequence[int]) -> bytes:
     return array("I", ids).tobytes()
+
+
+def _ends(tokens: bytes, number: int) -> Iterator[int]:
+    """Where each token of this number ends, in bytes."""
+    wanted = _packed((number,))
+    place = tokens.find(wanted)
+    while place >= 0:
+        if place % 4:
+            place += 1  # parts of two tokens
+        else:
+            place += 4
+            yield place
+        place = tokens.find(wanted, place)
+
+
+def _twin(tokenizer: Tokenizer, path: Path) -> Twin | None:
+    try:
+        return twin(tokenizer)
+    except (Unlike, ImportError) as error:
+        log.info("%s: texts are encoded by tokenizers, not by tiktoken, which is faster: %s", path, error)
+        return None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

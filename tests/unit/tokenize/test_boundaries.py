@@ -20,7 +20,6 @@ def test_only_tokens_whose_match_nothing_behind_can_undo() -> None:
         AddedToken("<r>", normalized=False, rstrip=True),
     )
     assert found.ids == {"<a>": 0, "<r>": 4}
-    assert found.by_id == {0: "<a>", 4: "<r>"}
 
 
 def test_a_tokenizer_without_added_tokens_has_none() -> None:

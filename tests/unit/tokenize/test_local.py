@@ -19,6 +19,7 @@ from kvsync.tokenize.cache import TokenCache
 from kvsync.tokenize.errors import LocalFailed
 from kvsync.tokenize.local import LocalTokenizer
 from kvsync.tokenize.request import Chat, Text
+from kvsync.tokenize.twin import Twin, Unlike, twin
 from tests.unit.tokenize.support import TINY, unpack
 
 CORPUS = [
@@ -144,6 +145,15 @@ def made(kind: str) -> Tokenizer:
     return KINDS[kind]()
 
 
+@cache
+def twins(kind: str) -> tuple[Twin | None, ...]:
+    """Who encodes: the tokenizer itself, and its twin where it has one."""
+    try:
+        return None, twin(made(kind))
+    except Unlike:
+        return (None,)
+
+
 PIECES = st.sampled_from(
     [
         *MARKS,
@@ -188,9 +198,14 @@ TEXTS = st.lists(PIECES | st.text(max_size=6), max_size=14).map("".join)
 def test_cached_equals_uncached(kind: str, beginning: str, mark: str, endings: Sequence[str], spacing: int) -> None:
     """Texts with a common beginning, in one cache: every answer is that of the whole text at once."""
     tokenizer = made(kind)
-    local = LocalTokenizer(tokenizer, TokenCache(1 << 20), spacing=spacing)
-    for text in (beginning + mark + ending for ending in (*endings, *endings)):
-        assert unpack(local.encode_by_pieces(text)) == tokenizer.encode(text, add_special_tokens=False).ids, text
+    for other in twins(kind):
+        local = LocalTokenizer(tokenizer, TokenCache(1 << 20), spacing=spacing, twin=other)
+        for text in (beginning + mark + ending for ending in (*endings, *endings)):
+            assert unpack(local.encode_by_pieces(text)) == tokenizer.encode(text, add_special_tokens=False).ids, text
+
+
+def test_some_of_them_have_twins() -> None:
+    assert {kind for kind in KINDS if len(twins(kind)) > 1} == {"byte_level", "composing", "tiny_llama"}
 
 
 @pytest.mark.parametrize(
