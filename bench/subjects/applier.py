@@ -4,7 +4,7 @@ load      payloads of scripts into memory
 apply     all that is loaded, into a new index → seconds
 feed      payloads from a process that makes them, into the index that is there
 held      credit in blocks per worker, for the prompts of chains
-match     look a prompt up so many times → seconds of each look-up
+match     look a prompt up so many times → seconds of each look-up, by the clock and of CPU
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.subjects import feeding, serve
+from bench.subjects import feeding, serve, timed
 from bench.work import BLOCK, Chain, tokens
 from kvsync.index import NATIVE, PrefixIndex
+from kvsync.index.match import Index
+from kvsync.index.reference import ReferenceIndex
 
 MODEL = "m"
+MAX_BLOCKS = 20_000_000
 DRAIN = 64
 """Batches that are handed over together, as a reader does that has many at hand."""
 
@@ -26,12 +29,12 @@ class Applier:
     def __init__(self) -> None:
         self._loaded: list[tuple[str, bytes]] = []
 
-    def begin(self, workers: int) -> bool:
-        """A new index."""
-        self._index = PrefixIndex(20_000_000)
+    def begin(self, workers: int, pure: bool = False) -> bool:
+        """A new index. → whether it is the one that was asked for, which takes the native core unless ``pure``."""
+        self._index: Index = ReferenceIndex(MAX_BLOCKS) if pure else PrefixIndex(MAX_BLOCKS)
         for number in range(workers):
             self._index.add_worker(f"w{number}", MODEL)
-        return NATIVE
+        return NATIVE or pure
 
     def load(self, scripts: Sequence[Mapping[str, Any]]) -> int:
         from bench.traffic import frames
@@ -66,15 +69,10 @@ class Applier:
             found.append({worker: match.credit // BLOCK for worker, match in matches.items() if match.credit})
         return found
 
-    def match(self, chain: Chain, times: int) -> list[float]:
+    def match(self, chain: Chain, times: int) -> dict[str, list[float]]:
         prompt = tokens(*chain)
         prompt.append(0)
-        took = []
-        for _ in range(times):
-            began = time.perf_counter()
-            self._index.match(prompt, MODEL)
-            took.append(time.perf_counter() - began)
-        return took
+        return timed(lambda: self._index.match(prompt, MODEL), times)
 
 
 if __name__ == "__main__":

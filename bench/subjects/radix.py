@@ -12,7 +12,7 @@ from typing import Any
 
 from dynamo._core import RadixTree, compute_block_hash_for_seq  # type: ignore[import-not-found]
 
-from bench.subjects import feeding, serve
+from bench.subjects import feeding, serve, timed
 from bench.work import BLOCK, Chain, Prompt, Store, ready, script, tokens
 
 
@@ -66,18 +66,13 @@ class Radix:
             found.append({f"w{worker}": blocks for (worker, _), blocks in scores.items()})
         return found
 
-    def match(self, chain: Chain, times: int) -> list[float]:
+    def match(self, chain: Chain, times: int) -> dict[str, list[float]]:
         """Hash and find. It takes a list or an array of tokens: the faster of the two."""
         ids = tokens(*chain)
-        return min((self._match(prompt, times) for prompt in (ids, ids.tolist())), key=sum)
+        return min((self._match(prompt, times) for prompt in (ids, ids.tolist())), key=lambda took: sum(took["cpu"]))
 
-    def _match(self, prompt: Sequence[int], times: int) -> list[float]:
-        took = []
-        for _ in range(times):
-            began = time.perf_counter()
-            self._tree.find_matches(compute_block_hash_for_seq(prompt, BLOCK))
-            took.append(time.perf_counter() - began)
-        return took
+    def _match(self, prompt: Sequence[int], times: int) -> dict[str, list[float]]:
+        return timed(lambda: self._tree.find_matches(compute_block_hash_for_seq(prompt, BLOCK)), times)
 
 
 def _hash(prompt: Prompt) -> None:
