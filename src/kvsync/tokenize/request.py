@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
+from msgspec import Struct
+
 from kvsync.tokenize.ids import PackedIds
 
 Side: TypeAlias = Literal["left", "right"]
@@ -113,8 +115,7 @@ class Truncation:
     """Tokens that the engine holds back for its answer when it keeps as many as it can (one, if it may answer)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What one request asks. Exactly one of ``ids``, ``works`` and ``reason`` says how to go on."""
 
     ids: tuple[bytes, ...] = ()

@@ -22,6 +22,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
+from msgspec import structs
+
 from kvsync.config import ModelSettings, TokenizerSettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.tokenize.block0 import FirstBlocks, Held
@@ -216,7 +218,7 @@ class TokenizerService:
             return result
         shape = reading.works[0].shape
         sample = self._first_blocks.sample(model, adapter, reading.cache_salt, shape, prompts[0].tokens)
-        return replace(result, sample=sample)
+        return structs.replace(result, sample=sample)
 
     def _result(
         self, reading: Reading, prompts: tuple[Prompt, ...], source: Source, reason: str | None = None

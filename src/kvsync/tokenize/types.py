@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
@@ -18,8 +20,7 @@ class ImageSpan:
     """In tokens, at least 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt as the engine will see it."""
 
     tokens: bytes
@@ -30,8 +31,7 @@ class Prompt:
     """In the order in which they stand, none over another, where a render endpoint told them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedRequest:
+class TokenizedRequest(msgspec.Struct, frozen=True):
     """A request's prompts, and what of them may be compared with what the engine reports."""
 
     prompts: tuple[Prompt, ...]
