@@ -42,10 +42,12 @@ class Figures(NamedTuple):
 class Evidence:
     """The last audited answers of one worker."""
 
-    __slots__ = ("_found_at", "_short", "window")
+    __slots__ = ("_found_at", "_overs", "_short", "window")
 
     def __init__(self) -> None:
         self.window: deque[Figures] = deque(maxlen=WINDOW)
+        self._overs = 0
+        """How many of them are in :attr:`over`: counted along, for nearly all answers are right."""
         self._short = 0
         """Answers in a row that were exactly one block short."""
         self._found_at = -math.inf
@@ -54,7 +56,7 @@ class Evidence:
     @property
     def over(self) -> list[Figures]:
         """Those in the window that had less than was credited."""
-        return [figures for figures in self.window if figures.cached < figures.credit]
+        return list(filter(_is_over, self.window))
 
     def take(self, figures: Figures, block_size: int, now: float) -> Finding | None:
         """Take one audited answer of a worker with blocks of that size (0: unknown).
@@ -63,13 +65,17 @@ class Evidence:
         """
         if not figures.credit or figures.cached > figures.credit:
             return None
-        self.window.append(figures)
+        window = self.window
+        if len(window) == WINDOW:
+            self._overs -= _is_over(window[0])
+        window.append(figures)
+        self._overs += _is_over(figures)
         short = block_size > 0 and figures.short_by(block_size)
         self._short = self._short + 1 if short else 0
         if self._short >= SHORT_ROW:
             return "drops_last_block"
         # All of it is one unbroken row: it is being found out.
-        if self._short >= len(self.window) or len(self.over) < CONTRADICTIONS or now - self._found_at < PAUSE:
+        if self._short >= len(window) or self._overs < CONTRADICTIONS or now - self._found_at < PAUSE:
             return None
         self._found_at = now
         return "contradiction"
@@ -77,7 +83,11 @@ class Evidence:
     def clear(self) -> None:
         """What was found is seen to: what was said before is evidence no more."""
         self.window.clear()
-        self._short = 0
+        self._overs = self._short = 0
+
+
+def _is_over(figures: Figures) -> bool:
+    return figures.cached < figures.credit
 
 
 __all__ = ["CONTRADICTIONS", "PAUSE", "SHORT_ROW", "WINDOW", "Evidence", "Figures", "Finding"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import xxhash
@@ -62,7 +63,8 @@ def prefix_keys(tokens: bytes, seed: int) -> list[int]:
     return keys
 
 
-def context_seed(*parts: object) -> int:
+@lru_cache(1024)
+def context_seed(*parts: str | None) -> int:
     """The seed for one model, adapter, cache salt and so on."""
     return int(xxhash.xxh3_64_intdigest(repr(parts).encode()))
 

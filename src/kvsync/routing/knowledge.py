@@ -93,18 +93,20 @@ class Knowledge:
     def board(self, query: Query, known: Known, pool: Pool, turn: int) -> Board:
         """The candidates as a policy sees them."""
         told, rows = known.matches, pool.rows
-        found: dict[int, Match] = {}
         expected: dict[int, int] = {}
         shared: dict[int, int] = {}
+        # Each figure of a match is asked for once, and of all workers: that is most of what a choice costs.
+        found = {
+            row: match
+            for worker, match in told.items()
+            if (match.credit or match.expected) and (row := rows.get(worker)) is not None
+        }
+        for row, match in found.items():
+            if doubtful := match.expected:
+                expected[row] = doubtful
         trusts: dict[str, Trust] = {}
-        for worker, match in told.items():
-            credit, doubtful = match.credit, match.expected
-            if (trust := match.trust) != "exact":
-                trusts[worker] = trust
-            if (credit or doubtful) and (row := rows.get(worker)) is not None:
-                found[row] = match
-                if doubtful:
-                    expected[row] = doubtful
+        if [match.trust for match in told.values()].count("exact") < len(told):
+            trusts = {worker: match.trust for worker, match in told.items() if match.trust != "exact"}
         if told and not rows.keys() <= told.keys():
             trusts |= dict.fromkeys(rows.keys() - told.keys(), "none")
         for worker, hope in known.observed.items():

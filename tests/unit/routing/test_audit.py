@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kvsync.discovery.model import Change, Engine
 from kvsync.index.match import Match, Observation
@@ -368,7 +369,7 @@ def ask(index: ReferenceIndex, ids: Sequence[int] = IDS) -> Decision:
     match = index.match(array("I", ids), "m")["w"]
     decided = decision(match.credit, prompt_tokens=len(ids), trust=match.trust, expected=match.expected)
     chosen = Candidate("w", ENGINE, 0, match, match.expected, Load())
-    return Decision(**{**{name: getattr(decided, name) for name in Decision.__slots__}, "chosen": chosen})
+    return structs.replace(decided, chosen=chosen)
 
 
 @pytest.mark.parametrize("late", [False, True])
