@@ -5,7 +5,7 @@ from typing import Literal, Protocol, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Match", "PrefixIndex", "lift_ids"]
+__all__ = ["Match", "PrefixIndex", "Receiver", "Report", "lift_ids"]
 
 class _Batch(Protocol):
     """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
@@ -37,6 +37,90 @@ class Match:
     @property
     def as_of(self) -> int:
         """Where the worker's losses stood when this was answered; :meth:`PrefixIndex.observe` wants it back."""
+
+@final
+class Report:
+    """What became of one stream during :meth:`Receiver.wait`."""
+
+    @property
+    def stream(self) -> int:
+        """As given with its sockets."""
+
+    @property
+    def count(self) -> int:
+        """Batches that were applied."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last one; 0 if there was none."""
+
+    @property
+    def times(self) -> bytes:
+        """The times of the last 256 of them at most, oldest first, 8 bytes each as they stood in the batches."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the longest round took in which any of them were applied, other streams' included."""
+
+    @property
+    def messages(self) -> int:
+        """Messages that were applied since the queue was last found empty."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of them."""
+
+    @property
+    def emptied(self) -> bool:
+        """The queue was found empty."""
+
+    @property
+    def asks(self) -> bool:
+        """The stream's sockets have to be looked at; none of them has anything taken from it any more."""
+
+    @property
+    def handed(self) -> list[list[bytes]]:
+        """Messages that were read and not applied, in order, each as its frames: what comes next in the stream."""
+
+@final
+class Receiver:
+    """Reads ZeroMQ sockets without the GIL and applies to its index what continues their streams. Linux only.
+
+    One thread does everything with it and with the sockets. A socket has to be open when it is added, and removed
+    before it is closed: nothing here can check that.
+    """
+
+    def add(self, stream: int, socket: int) -> None:
+        """Wait for one more socket of a stream (``zmq.Socket.underlying``).
+
+        Raises:
+            OSError: it is none that can be waited for, or is waited for already.
+            ValueError: 0.
+        """
+
+    def remove(self, socket: int) -> None:
+        """Wait for a socket no longer. One that is not waited for is ignored."""
+
+    def follow(self, socket: int, worker: str, next: int, at: float) -> bool:
+        """Apply a message of three frames from this socket to this worker if it has number ``next``, and a float64 time
+        that is not before ``at`` and less than ``pause`` after it; then the one behind it, and so on.
+
+        False: the socket is not waited for, or the worker not registered; then nothing is applied.
+        """
+
+    def leave(self, socket: int) -> None:
+        """Apply nothing more from this socket."""
+
+    def wait(self, seconds: float, messages: int, size: int) -> list[Report]:
+        """Wait and apply until the time is over, the descriptor ``call`` is readable, or something else has come: a
+        message that is not to be applied, or anything on a socket from which nothing is.
+
+        What is read when ``call`` or another socket of the stream becomes readable is not applied but reported. One
+        round takes about ``messages`` and ``size`` bytes at most, shared among the sockets that have any.
+
+        Raises:
+            ValueError: ``seconds`` is negative or no time.
+        """
 
 @final
 class PrefixIndex:
@@ -79,6 +163,14 @@ class PrefixIndex:
         Raises:
             TypeError, ValueError, OverflowError: an item is no (worker, payload), or an event object holds what no
                 wire can carry; the items before it are applied.
+        """
+
+    def receiver(self, library: str, call: int, pause: float) -> Receiver:
+        """A way from ZeroMQ sockets into this index. ``library`` is the path of a shared object that is loaded and has,
+        or was linked to, the libzmq of these sockets. For the rest see :class:`Receiver`. Linux only.
+
+        Raises:
+            OSError: there is no such library, or ``call`` is no descriptor.
         """
 
     def forget(self, worker: str) -> None:

@@ -10,6 +10,10 @@ mod buffer;
 mod ids;
 mod payload;
 mod prompt;
+#[cfg(target_os = "linux")]
+mod receive;
+
+use std::sync::Arc;
 
 use kvsync_index::{Answer, Facts, Index, Prompt};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -25,7 +29,7 @@ const LONG_LOOKUP: usize = 1 << 17;
 /// The global prefix index; see `kvsync_core.pyi`.
 #[pyclass(frozen, module = "kvsync_core")]
 struct PrefixIndex {
-    index: Index,
+    index: Arc<Index>,
 }
 
 #[pymethods]
@@ -34,7 +38,8 @@ impl PrefixIndex {
     #[pyo3(signature = (max_blocks=None))]
     fn new(max_blocks: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
         let max_blocks = positive("max_blocks", max_blocks)?;
-        Ok(Self { index: max_blocks.map_or_else(Index::new, Index::with_max_blocks) })
+        let index = max_blocks.map_or_else(Index::new, Index::with_max_blocks);
+        Ok(Self { index: Arc::new(index) })
     }
 
     #[pyo3(signature = (worker, model, *, usable_blocks=None, attention_chunk_size=None, spec_decode=None,
@@ -85,6 +90,11 @@ impl PrefixIndex {
         let taken = work.add_all(&self.index, batches);
         py.detach(|| work.apply(&self.index));
         taken
+    }
+
+    #[cfg(target_os = "linux")]
+    fn receiver(&self, library: &str, call: i32, pause: f64) -> PyResult<receive::Receiver> {
+        receive::Receiver::of(Arc::clone(&self.index), library, call, pause)
     }
 
     fn forget(&self, py: Python<'_>, worker: &str) {
@@ -247,4 +257,7 @@ mod kvsync_core {
     use super::answer::Match;
     #[pymodule_export]
     use super::ids::lift_ids;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::receive::{Receiver, Report};
 }
