@@ -9,9 +9,9 @@ makes it new (other facts, another place), which is not the same as removing it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from kvsync.discovery.model import Engine
 from kvsync.events.stream import Counts, State
@@ -48,11 +48,77 @@ class Sink(Protocol):
     def resume(self, worker: str) -> None: ...
 
 
+class Report(Protocol):
+    """What became of one stream while a :class:`Receiver` waited."""
+
+    @property
+    def stream(self) -> int: ...
+    @property
+    def count(self) -> int:
+        """Batches that were applied."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last one."""
+
+    @property
+    def times(self) -> bytes:
+        """The float64 times of the last ones, oldest first, as they stood in the batches."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the longest drain took, other streams' batches included."""
+
+    @property
+    def messages(self) -> int:
+        """Messages that were taken since the queue was last found empty."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of them."""
+
+    @property
+    def emptied(self) -> bool:
+        """The queue was found empty."""
+
+    @property
+    def asks(self) -> bool:
+        """Somebody has to look at the stream's sockets; nothing more is taken of it."""
+
+    @property
+    def handed(self) -> list[list[bytes]]:
+        """Messages that were read and not taken, as frames."""
+
+
+class Receiver(Protocol):
+    """Reads sockets of streams, and applies what continues a stream; ``kvsync_core.Receiver`` says it in full."""
+
+    def add(self, stream: int, socket: int) -> None: ...
+
+    def remove(self, socket: int) -> None: ...
+
+    def follow(self, socket: int, worker: str, next: int, at: float) -> bool: ...
+
+    def leave(self, socket: int) -> None: ...
+
+    def wait(self, seconds: float, messages: int, size: int) -> Sequence[Report]: ...
+
+
+@runtime_checkable
+class DrainingSink(Sink, Protocol):
+    """A sink that can read the sockets itself."""
+
+    def receiver(self, library: str, call: int, pause: float) -> Receiver:
+        """Raises: OSError: it can't use this library."""
+        ...
+
+
 class Timer(Protocol):
-    """Hears how long each hand-over to the sink took. All other figures are read from :class:`WorkerStatus`."""
+    """Hears how long hand-overs to the sink took. All other figures are read from :class:`WorkerStatus`."""
 
     def applied(self, worker: str, seconds: float) -> None:
-        """A drain with batches of this worker (and perhaps of others) took so long."""
+        """A drain with batches of this worker (and perhaps of others) took so long; of drains that come between two
+        turns of the reader, the longest is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +213,14 @@ and in the reader's thread: be quick. One that raises is dropped."""
 
 __all__ = [
     "Alarm",
+    "DrainingSink",
     "Located",
     "Locator",
     "NotLocated",
     "Observer",
     "ReaderEnded",
+    "Receiver",
+    "Report",
     "Sink",
     "Target",
     "Timer",

@@ -39,6 +39,17 @@ class Feed:
         with self._lock:
             self._observers = tuple(o for o in self._observers if o is not observer)
 
+    @property
+    def observed(self) -> bool:
+        """Somebody looks on."""
+        return bool(self._observers)
+
+    def taken(self, followed: Followed, seq: int, seconds: float) -> None:
+        """The sink took batches up to this number by itself."""
+        followed.applied = seq
+        if self._timer is not None:
+            self._timer.applied(followed.target.worker, seconds)
+
     def add(self, followed: Followed, seq: int, payload: bytes) -> None:
         self._read.append((followed, seq, payload))
 
@@ -63,9 +74,7 @@ class Feed:
                 self._sink.forget(followed.target.worker)
         seconds = time.perf_counter() - started
         for followed, seq in last.items():
-            followed.applied = seq
-            if self._timer is not None:
-                self._timer.applied(followed.target.worker, seconds)
+            self.taken(followed, seq, seconds)
         if self._observers:
             for followed, seq, payload in read:
                 self._show(followed, seq, payload)

@@ -29,6 +29,7 @@ from kvsync.config.model import EventsSettings
 from kvsync.events.contracts import Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
 from kvsync.events.feed import Feed
 from kvsync.events.followed import Followed
+from kvsync.events.inlet import inlet
 from kvsync.events.sockets import END, Link, WorkerSockets, curve_keys
 from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, Relearn, State, StopReplay, Stream
 from kvsync.telemetry.logs import Throttle
@@ -88,7 +89,6 @@ class Reader:
         self._throttle = Throttle(log, SAID_AGAIN, clock)
         self._budget = Budget(settings.receive_bytes)
         self._followed: dict[str, Followed] = {}
-        self._by_socket: dict[object, Followed] = {}
         self._replay_queue: OrderedDict[Followed, int] = OrderedDict()
         self._replaying: set[Followed] = set()
         self._turned_at = float("inf")
@@ -105,8 +105,7 @@ class Reader:
         self._wake_write.setblocking(False)
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        self._inlet = inlet(sink, self._feed, self._wake_read.fileno(), clock)
         self._thread = threading.Thread(target=self._run, name="kvsync-events", daemon=True)
 
     # -- for any thread -------------------------------------------------------------------------------------------
@@ -175,9 +174,11 @@ class Reader:
 
     def observe(self, observer: Observer) -> None:
         self._feed.observe(observer)
+        self._submit(self._settle_all)
 
     def unobserve(self, observer: Observer) -> None:
         self._feed.unobserve(observer)
+        self._submit(self._settle_all)
 
     def served(self, worker: str) -> None:
         """A worker's engine answered a request just now."""
@@ -241,13 +242,13 @@ class Reader:
                 self._wake_write.close()
 
     def _turn(self) -> None:
-        ready = self._poller.poll(max(1, round(self._settings.poll_timeout * 1000)))
+        talkers = self._inlet.wait(self._settings.poll_timeout, self._settings.batch_size, DRAIN_BYTES)
         self._obey()
         now = self._clock()
         stood_still, self._turned_at = now - self._turned_at, now
         if stood_still > self._settings.heartbeat_timeout + self._settings.poll_timeout:
             self._look_everywhere(stood_still, now)
-        talkers = {f: None for f in (self._by_socket.get(s) for s, _ in ready) if f is not None}
+        talkers = [f for f in talkers if self._followed.get(f.target.worker) is f]  # the others were left just now
         if talkers:
             share = max(1, self._settings.batch_size // len(talkers))
             size = DRAIN_BYTES // len(talkers)
@@ -273,6 +274,10 @@ class Reader:
                 pass
         while self._commands:
             self._commands.popleft()()
+
+    def _settle_all(self) -> None:
+        for followed in self._followed.values():
+            self._inlet.settle(followed)
 
     def _follow(self, target: Target, wanted: _Wanted) -> None:
         worker = target.worker
@@ -337,6 +342,7 @@ class Reader:
         if asleep:
             self._feed.hand_over()
             followed.fell_asleep()
+            self._inlet.settle(followed)
             self._tell_usable(followed)
             self._sink.forget(worker)
             log.info("%s: its engine sleeps and has lost its cache; its blocks are forgotten", worker)
@@ -356,15 +362,14 @@ class Reader:
             followed.pause(now)
             return
         for part in (followed.sockets.sub, followed.sockets.monitor):
-            self._poller.register(part, zmq.POLLIN)
-            self._by_socket[part] = followed
+            if part is not None:
+                self._inlet.add(followed, part)
 
     def _close_live(self, followed: Followed) -> None:
-        if followed.sockets.sub is not None:
-            for part in (followed.sockets.sub, followed.sockets.monitor):
-                self._poller.unregister(part)
-                del self._by_socket[part]
-            followed.sockets.close_live()
+        for part in (followed.sockets.sub, followed.sockets.monitor):
+            if part is not None:
+                self._inlet.remove(part)
+        followed.sockets.close_live()
 
     def _drain(self, followed: Followed, share: int, size: int, now: float) -> None:
         """Read what one worker's sockets have.
@@ -373,7 +378,7 @@ class Reader:
         be over: what is read when its end is reported may be younger than that, and a replay brings it again.
         """
         sockets, stream = followed.sockets, followed.stream
-        messages = []
+        messages = sockets.handed()
         for message in sockets.live(share):
             messages.append(message)
             size -= len(message[1])
@@ -480,6 +485,7 @@ class Reader:
             self._feed.hand_over()
             self._sink.forget(worker)
         followed.caught_up()
+        self._inlet.settle(followed)
         if followed.stream.state is not followed.judged:
             followed.judged = followed.stream.state
             self._tell_usable(followed)
@@ -504,8 +510,8 @@ class Reader:
                 followed.errors["endpoint"] += 1
                 log.warning("%s: replay endpoint %s: %s", followed.target.worker, followed.target.replay, error)
             else:
-                self._poller.register(followed.sockets.dealer, zmq.POLLIN)
-                self._by_socket[followed.sockets.dealer] = followed
+                assert followed.sockets.dealer is not None
+                self._inlet.add(followed, followed.sockets.dealer)
             self._carry_out(followed, followed.stream.replay_started(now))
 
     def _stop_replay(self, followed: Followed) -> None:
@@ -513,8 +519,7 @@ class Reader:
         self._replaying.discard(followed)
         dealer = followed.sockets.dealer
         if dealer is not None:
-            self._poller.unregister(dealer)
-            del self._by_socket[dealer]
+            self._inlet.remove(dealer)
             followed.sockets.stop_replay()
 
     def _log_forgotten(self, followed: Followed) -> None:

@@ -111,6 +111,7 @@ class WorkerSockets:
         self._replay = replay
         self._settings = settings
         self._curve = curve
+        self._handed: list[list[bytes]] = []
         self._backlog_messages = 0
         self._backlog_bytes = 0
         self._replay_bytes = 0
@@ -161,6 +162,7 @@ class WorkerSockets:
             self.monitor.close(linger=0)
         self.sub.close(linger=0)
         self.sub = self.monitor = None
+        self._handed = []
 
     def links(self) -> Iterator[Link]:
         """What happened to the live connection since the last call, oldest first."""
@@ -182,11 +184,22 @@ class WorkerSockets:
             if frames is None:
                 self._backlog_messages = self._backlog_bytes = 0
                 return
-            self._backlog_messages += 1
-            self._backlog_bytes += sum(map(len, frames))
-            message = self._parse(frames, (3,))
-            if message is not None and self._in_range(message[0]):
+            message = self._count(frames)
+            if message is not None:
                 yield message
+
+    def handed(self) -> list[tuple[int, bytes]]:
+        """The live messages that somebody else has read and left to be taken (:meth:`hand`); as with :meth:`live`."""
+        read, self._handed = self._handed, []
+        return [message for frames in read if (message := self._count(frames)) is not None]
+
+    def hand(self, messages: list[list[bytes]]) -> None:
+        self._handed += messages
+
+    def took(self, messages: int, size: int, *, emptied: bool) -> None:
+        """Somebody else has read so many live messages; if ``emptied``, since the queue was last empty."""
+        self._backlog_messages = messages + (0 if emptied else self._backlog_messages)
+        self._backlog_bytes = size + (0 if emptied else self._backlog_bytes)
 
     def ask(self, start: int) -> None:
         """Open a replay round; an open one is dropped.
@@ -243,6 +256,12 @@ class WorkerSockets:
             socket.set(zmq.CURVE_SERVERKEY, self._curve.server)
             socket.set(zmq.CURVE_PUBLICKEY, self._curve.public)
             socket.set(zmq.CURVE_SECRETKEY, self._curve.secret)
+
+    def _count(self, frames: list[bytes]) -> tuple[int, bytes] | None:
+        self._backlog_messages += 1
+        self._backlog_bytes += sum(map(len, frames))
+        message = self._parse(frames, (3,))
+        return message if message is not None and self._in_range(message[0]) else None
 
     def _parse(self, frames: list[bytes], counts: tuple[int, ...]) -> tuple[int, bytes] | None:
         if len(frames) not in counts:

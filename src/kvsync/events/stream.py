@@ -448,6 +448,34 @@ class Stream:
         self._look()
         return self._flush()
 
+    @property
+    def expects(self) -> tuple[int, float] | None:
+        """The next number and the time of the last batch, if a live batch of that number which is no older, and less
+        than ``RESTART_TIME`` younger, is to be applied and nothing else is to be done; else ``None``.
+
+        Whoever has such batches applied elsewhere tells it with :meth:`took` before anything else.
+        """
+        if self.state is not State.LIVE or self._next is None or math.isnan(self._at):
+            return None
+        return self._next, self._at
+
+    def took(self, count: int, last: int, times: bytes, now: float) -> None:
+        """``count`` batches up to number ``last`` came live, each as :attr:`expects` wants it, and were applied.
+
+        ``times``: what stood in the last of them for float64 times, ``REMEMBERED`` if there were as many.
+        """
+        self.counts.received += count
+        self.counts.applied += count
+        self._heard_at = now
+        if self._live_first is None:
+            self._live_first = last + 1 - count
+        self._live_last = self._seen = self.last = last
+        self._next = last + 1
+        for at in range(0, len(times), 8):
+            seq = last + 1 - (len(times) - at) // 8
+            self._marks[seq % REMEMBERED] = (seq, b"\xcb" + times[at : at + 8])
+        self._at = _time(b"\xcb" + times[-8:])
+
     def replay_started(self, now: float) -> list[Action]:
         """The request of the open round has been sent."""
         if self._round is not None:
