@@ -528,7 +528,7 @@ class Reader:
             level, what = logging.INFO, "what it published before is out of reach"
         else:
             level, what = logging.WARNING, "events are lost and its blocks forgotten"
-        until = "trust is partial until the engine clears its cache or restarts"
+        until = "trust is partial until the engine clears its cache, restarts, or is replayed from number 0"
         self._throttle.log(level, f"{worker} forget {level}", "%s: %s; %s", worker, what, until)
 
     def _log_state(self, followed: Followed) -> None:

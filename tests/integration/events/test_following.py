@@ -84,7 +84,7 @@ async def test_a_number_that_was_never_published_is_stepped_over_and_its_batch_l
     assert fleet.status().counts.lost == 1
 
 
-UNTIL = "trust is partial until the engine clears its cache or restarts"
+UNTIL = "trust is partial until the engine clears its cache, restarts, or is replayed from number 0"
 
 
 async def test_a_truncated_buffer_makes_a_worker_partial(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
