@@ -112,8 +112,8 @@ class Receiver:
         """Apply nothing more from this socket."""
 
     def wait(self, seconds: float, messages: int, size: int) -> list[Report]:
-        """Wait and apply until the time is over, the descriptor ``call`` is readable, or something else has come: a
-        message that is not to be applied, or anything on a socket from which nothing is.
+        """Wait and apply until the time is over, ``call`` is readable, or a stream has to be asked about: there is
+        a message that is not to be applied, anything on a socket from which nothing is, or too large a backlog.
 
         What is read when ``call`` or another socket of the stream becomes readable is not applied but reported. One
         round takes about ``messages`` and ``size`` bytes at most, shared among the sockets that have any.
@@ -165,9 +165,15 @@ class PrefixIndex:
                 wire can carry; the items before it are applied.
         """
 
-    def receiver(self, library: str, call: int, pause: float) -> Receiver:
-        """A way from ZeroMQ sockets into this index. ``library`` is the path of a shared object that is loaded and has,
-        or was linked to, the libzmq of these sockets. For the rest see :class:`Receiver`. Linux only.
+    def receiver(self, library: str, call: int, *, pause: float, backlog: int, backlog_size: int) -> Receiver:
+        """A way from ZeroMQ sockets into this index. Linux only.
+
+        Args:
+            library: path of a shared object that is loaded and has, or was linked to, the libzmq of these sockets.
+            call: a descriptor; while it is readable :meth:`Receiver.wait` returns at once, and applies nothing.
+            pause: seconds; a batch so much later than the one before it, or more, is not applied.
+            backlog, backlog_size: a stream of which more messages, or bytes, were applied since its queue was found
+                empty is asked about.
 
         Raises:
             OSError: there is no such library, or ``call`` is no descriptor.

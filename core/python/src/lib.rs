@@ -93,8 +93,17 @@ impl PrefixIndex {
     }
 
     #[cfg(target_os = "linux")]
-    fn receiver(&self, library: &str, call: i32, pause: f64) -> PyResult<receive::Receiver> {
-        receive::Receiver::of(Arc::clone(&self.index), library, call, pause)
+    #[pyo3(signature = (library, call, *, pause, backlog, backlog_size))]
+    fn receiver(
+        &self,
+        library: &str,
+        call: i32,
+        pause: f64,
+        backlog: u64,
+        backlog_size: u64,
+    ) -> PyResult<receive::Receiver> {
+        let limits = kvsync_receive::Limits { pause, messages: backlog, bytes: backlog_size };
+        receive::Receiver::of(Arc::clone(&self.index), library, call, limits)
     }
 
     fn forget(&self, py: Python<'_>, worker: &str) {

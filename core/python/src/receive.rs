@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvsync_index::Index;
-use kvsync_receive::Library;
+use kvsync_receive::{Library, Limits};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -52,9 +52,9 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn of(index: Arc<Index>, library: &str, call: i32, pause: f64) -> PyResult<Self> {
+    pub(crate) fn of(index: Arc<Index>, library: &str, call: i32, limits: Limits) -> PyResult<Self> {
         let library = Library::loaded_with(library).map_err(|unusable| PyOSError::new_err(unusable.to_string()))?;
-        Ok(Self { inner: Mutex::new(kvsync_receive::Receiver::new(library, index, call, pause)?) })
+        Ok(Self { inner: Mutex::new(kvsync_receive::Receiver::new(library, index, call, limits)?) })
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut kvsync_receive::Receiver) -> T) -> T {

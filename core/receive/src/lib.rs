@@ -14,5 +14,5 @@ mod receiver;
 mod zmq;
 
 pub use lane::{Lane, Tally};
-pub use receiver::{Receiver, Report};
+pub use receiver::{Frames, Limits, Receiver, Report};
 pub use zmq::{Library, Unusable};

@@ -6,7 +6,7 @@
 //!   same stream that wants to be looked at (a monitor may tell that the connection is over), or a call of the owner
 //!   (who may be about to change anything). Else it is handed up with all that was read of its stream, in order.
 //! * A message that its lane does not accept is handed up, and none behind it is read.
-//! * After a report the stream has no lane: whoever owns the stream decides first, and gives it one anew.
+//! * A stream that is asked about has no lane any more: whoever owns the stream decides first, and gives it one anew.
 //! * One round takes a bounded number of messages and bytes, shared fairly among the lanes that have any.
 //! * No readiness is lost. A descriptor tells of news only, so a socket stays `ready` until it was found empty, and all
 //!   sockets of a stream are `ready` again when somebody else may have touched them.
@@ -34,6 +34,17 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// The mark of the descriptor by which the owner calls.
 const CALL: u64 = u64::MAX;
+
+/// How far to go without asking.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// See [`Lane::new`].
+    pub pause: f64,
+    /// A stream of which more messages were taken since its queue was last found empty has to be asked about.
+    pub messages: u64,
+    /// The same for bytes.
+    pub bytes: u64,
+}
 
 /// The frames of a message.
 pub type Frames = Vec<Vec<u8>>;
@@ -153,7 +164,7 @@ pub struct Receiver {
     library: Library,
     index: Arc<Index>,
     poll: Poll,
-    pause: f64,
+    limits: Limits,
     watched: Vec<Option<Watched>>,
     by_address: HashMap<usize, usize>,
     by_stream: HashMap<u64, Vec<usize>>,
@@ -164,18 +175,18 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// `call`: a descriptor that is readable while the owner calls. `pause`: see [`Lane::new`].
+    /// `call`: a descriptor that is readable while the owner calls.
     ///
     /// # Errors
     /// The system has no descriptors left, or `call` is none.
-    pub fn new(library: Library, index: Arc<Index>, call: RawFd, pause: f64) -> io::Result<Self> {
+    pub fn new(library: Library, index: Arc<Index>, call: RawFd, limits: Limits) -> io::Result<Self> {
         let mut poll = Poll::new()?;
         poll.add(call, CALL)?;
         Ok(Self {
             library,
             index,
             poll,
-            pause,
+            limits,
             watched: Vec::new(),
             by_address: HashMap::new(),
             by_stream: HashMap::new(),
@@ -246,7 +257,7 @@ impl Receiver {
         let Some(worker) = self.index.worker(worker) else {
             return false;
         };
-        let lane = Lane::new(worker, next, at, self.pause);
+        let lane = Lane::new(worker, next, at, self.limits.pause);
         let watched = self.find(address);
         watched.map(|watched| watched.lane = Some(lane)).is_some()
     }
@@ -284,7 +295,9 @@ impl Receiver {
                         let read = self.read[share.messages.clone()].iter_mut().map(|read| read.copied(3));
                         asking.entry(stream).or_default().extend(read);
                     } else {
-                        self.take(share);
+                        if self.take(share) {
+                            asking.entry(stream).or_default();
+                        }
                         taken.insert(share.slot);
                     }
                 }
@@ -427,11 +440,11 @@ impl Receiver {
         share
     }
 
-    /// Apply what was read of a lane.
-    fn take(&mut self, share: &Share) {
+    /// Apply what was read of a lane. True: more comes than is read.
+    fn take(&mut self, share: &Share) -> bool {
         let watched = self.watched[share.slot].as_mut().expect("it was read");
         let Some(lane) = &mut watched.lane else {
-            return;
+            return false;
         };
         for read in &mut self.read[share.messages.clone()] {
             let payload = read.frames[2].bytes();
@@ -446,6 +459,7 @@ impl Receiver {
             watched.backlog.messages += share.messages.len() as u64;
             watched.backlog.bytes += share.bytes;
         }
+        watched.backlog.messages > self.limits.messages || watched.backlog.bytes > self.limits.bytes
     }
 
     fn report(&mut self, taken: &HashSet<usize>, mut asking: HashMap<u64, Vec<Frames>>) -> Vec<Report> {

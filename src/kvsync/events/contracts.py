@@ -108,7 +108,7 @@ class Receiver(Protocol):
 class DrainingSink(Sink, Protocol):
     """A sink that can read the sockets itself."""
 
-    def receiver(self, library: str, call: int, pause: float) -> Receiver:
+    def receiver(self, library: str, call: int, *, pause: float, backlog: int, backlog_size: int) -> Receiver:
         """Raises: OSError: it can't use this library."""
         ...
 

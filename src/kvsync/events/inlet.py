@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import zmq
 
+from kvsync.config.model import EventsSettings
 from kvsync.events.contracts import DrainingSink, Receiver, Sink
 from kvsync.events.feed import Feed
 from kvsync.events.followed import Followed
@@ -45,13 +46,21 @@ class Inlet(Protocol):
         ``messages``, ``size``: what may be read at a time, in bytes the latter."""
 
 
-def inlet(sink: Sink, feed: Feed, wake: int, clock: Callable[[], float]) -> Inlet:
+def inlet(sink: Sink, feed: Feed, wake: int, settings: EventsSettings, clock: Callable[[], float]) -> Inlet:
     """The way that is open to this sink. ``wake`` is a descriptor that ends a wait by being readable."""
     if isinstance(sink, DrainingSink):
         try:
-            return Drained(sink.receiver(_library(), wake, RESTART_TIME), feed, clock)
+            receiver = sink.receiver(
+                _library(),
+                wake,
+                pause=RESTART_TIME,
+                backlog=settings.receive_high_water,
+                backlog_size=settings.receive_bytes,
+            )
         except (ImportError, OSError) as error:
             log.warning("KV events take the slower way through Python: %s", error)
+        else:
+            return Drained(receiver, feed, clock)
     return Polled(wake)
 
 

@@ -105,7 +105,7 @@ class Reader:
         self._wake_write.setblocking(False)
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
-        self._inlet = inlet(sink, self._feed, self._wake_read.fileno(), clock)
+        self._inlet = inlet(sink, self._feed, self._wake_read.fileno(), settings, clock)
         self._thread = threading.Thread(target=self._run, name="kvsync-events", daemon=True)
 
     # -- for any thread -------------------------------------------------------------------------------------------
