@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Self
 
 import pytest_asyncio
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import Sink, Timer, WorkerStatus
+from kvsync.events.contracts import Receiver, Report, Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
@@ -94,6 +96,85 @@ class RecordingSink:
         self._begin(worker, "exact")
 
 
+class DrainedSink(RecordingSink):
+    """The same in front of the native core, which reads live sockets itself: what it took, its answers show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = import_module("kvsync_core").PrefixIndex()
+        self.taken = 0
+        """Batches that took no turn in Python."""
+
+    def receiver(self, *arguments: Any, **options: Any) -> Receiver:
+        return _Watched(self.index.receiver(*arguments, **options), self._took)
+
+    def add_worker(self, worker: str, model: str, **facts: Any) -> None:
+        super().add_worker(worker, model, **facts)
+        self.index.add_worker(worker, model, **facts)
+
+    def remove_worker(self, worker: str) -> None:
+        super().remove_worker(worker)
+        self.index.remove_worker(worker)
+
+    def apply_many(self, batches: Iterable[tuple[str, bytes]]) -> None:
+        batches = list(batches)
+        super().apply_many(batches)
+        self.index.apply_many(batches)
+
+    def suspend(self, worker: str) -> None:
+        super().suspend(worker)
+        self.index.suspend(worker)
+
+    def resume(self, worker: str) -> None:
+        super().resume(worker)
+        self.index.resume(worker)
+
+    def _begin(self, worker: str, trust: str) -> None:
+        super()._begin(worker, trust)
+        (self.index.forget if trust == "partial" else self.index.relearn)(worker)
+
+    def _took(self, worker: str, count: int) -> None:
+        """The publishers' block n is a prompt of tokens n, below 1,000."""
+        self.taken += count
+        if worker not in self.facts:
+            return
+        model, known = self.facts[worker]["model"], set(self.applied[worker])
+        found = (n for n in range(1000) if n not in known)
+        new = [n for n in found if self.index.match([n] * 4 + [0], model)[worker].credit]
+        assert len(new) <= count
+        self.applied[worker] += new
+
+
+class _Watched:
+    """A receiver, and somebody who hears what it took."""
+
+    def __init__(self, receiver: Receiver, took: Callable[[str, int], None]) -> None:
+        self._receiver = receiver
+        self._took = took
+        self._streams: dict[int, int] = {}
+        self._workers: dict[int, str] = {}
+        self.remove, self.leave = receiver.remove, receiver.leave
+
+    def add(self, stream: int, socket: int) -> None:
+        self._streams[socket] = stream
+        self._receiver.add(stream, socket)
+
+    def follow(self, socket: int, worker: str, next: int, at: float) -> bool:
+        self._workers[self._streams[socket]] = worker
+        return self._receiver.follow(socket, worker, next, at)
+
+    def wait(self, seconds: float, messages: int, size: int) -> Sequence[Report]:
+        reports = self._receiver.wait(seconds, messages, size)
+        for report in reports:
+            if report.count:
+                self._took(self._workers[report.stream], report.count)
+        return reports
+
+
+SINKS: list[type[RecordingSink]] = [RecordingSink, DrainedSink] if find_spec("kvsync_core") else [RecordingSink]
+"""Both ways from a socket to a sink: through Python, and read by the sink itself."""
+
+
 class Fleet:
     """A manager with its recording sink, and publishers that are closed with it."""
 
@@ -101,10 +182,11 @@ class Fleet:
         self,
         settings: EventsSettings = SETTINGS,
         sink: Sink | None = None,
+        recorder: RecordingSink | None = None,
         timer: Timer | None = None,
         **callbacks: Any,
     ) -> None:
-        self.sink = RecordingSink()
+        self.sink = recorder or RecordingSink()
         self.manager = EventManager(self.sink if sink is None else sink, settings, timer=timer, **callbacks)
         self.publishers: list[Publisher] = []
 

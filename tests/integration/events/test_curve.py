@@ -10,17 +10,22 @@ import pytest
 import zmq
 
 from kvsync.config.model import CurveSettings
-from tests.integration.events.conftest import SETTINGS, Fleet
+from tests.integration.events.conftest import SETTINGS, SINKS, Fleet, RecordingSink
 
 SERVER, CLIENT, OTHER = (zmq.curve_keypair() for _ in range(3))
 
 
 @asynccontextmanager
-async def followed_with(folder: Path, server_key: bytes = SERVER[0], secret: bytes = CLIENT[1]) -> AsyncIterator[Fleet]:
+async def followed_with(
+    folder: Path,
+    server_key: bytes = SERVER[0],
+    secret: bytes = CLIENT[1],
+    recorder: type[RecordingSink] = RecordingSink,
+) -> AsyncIterator[Fleet]:
     file = folder / "secret"
     file.write_bytes(secret + b"\n")
     keys = CurveSettings(server_key=server_key.decode(), public_key=CLIENT[0].decode(), secret_key_file=file)
-    fleet = Fleet(SETTINGS.model_copy(update={"curve": keys}))
+    fleet = Fleet(SETTINGS.model_copy(update={"curve": keys}), recorder=recorder())
     await fleet.manager.start()
     try:
         yield fleet
@@ -28,8 +33,9 @@ async def followed_with(folder: Path, server_key: bytes = SERVER[0], secret: byt
         await fleet.close()
 
 
-async def test_live_events_and_replays(tmp_path: Path) -> None:
-    async with followed_with(tmp_path) as fleet:
+@pytest.mark.parametrize("recorder", SINKS)
+async def test_live_events_and_replays(tmp_path: Path, recorder: type[RecordingSink]) -> None:
+    async with followed_with(tmp_path, recorder=recorder) as fleet:
         publisher = fleet.publisher(curve_secret=SERVER[1], already=[1, 2])
         await fleet.follow(publisher)
         await fleet.holds([1, 2])

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from kvsync.events.types import BlockRemovedEvent, BlockStoredEvent, EventBatch
 from kvsync.index.reference import ReferenceIndex
 from tests.faults.network import Proxy, bad_port
 from tests.faults.publisher import Publisher, neighbours
-from tests.integration.events.conftest import SETTINGS, Fleet, engine_of
+from tests.integration.events.conftest import SETTINGS, SINKS, Fleet, engine_of
+
+
+@pytest_asyncio.fixture(params=SINKS, ids=["polled", "drained"][: len(SINKS)])
+async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    async with Fleet(recorder=request.param()) as it:
+        yield it
 
 
 @pytest.mark.parametrize("topic_frame", [True, False], ids=["since-0.26", "before-0.26"])

@@ -29,7 +29,7 @@ from kvsync.events.stream import (
     StopReplay,
     Stream,
 )
-from kvsync.index.reference import ReferenceIndex
+from kvsync.index.match import Index
 from tests.wire import Event, batch, cleared, removed, stored
 
 BLOCKS: Final = 6
@@ -121,10 +121,10 @@ class SetSink:
 
 
 class IndexSink:
-    """The reference index."""
+    """A real index."""
 
-    def __init__(self) -> None:
-        self.index = ReferenceIndex()
+    def __init__(self, index: Index) -> None:
+        self.index = index
         self.index.add_worker("w", "m")
         self.index.suspend("w")
 
@@ -319,7 +319,7 @@ class World:
 
         A connection that is over takes its socket with it, and all that was read or waits in there.
         """
-        read = [self.wire.popleft() for _ in range(min(live, len(self.wire)))]
+        read = self.receive([self.wire.popleft() for _ in range(min(live, len(self.wire)))])
         while self.links:
             if self.links.popleft():
                 self.told = True
@@ -346,6 +346,10 @@ class World:
                 self._arrives(answer)
                 self.carry_out(self.stream.replayed(answer.seq, answer.payload, self.now))
 
+    def receive(self, read: list[Batch]) -> list[Batch]:
+        """What is left to the stream of messages that were just read: all, unless something else stands before it."""
+        return read
+
     def _arrives(self, told: Batch) -> None:
         if told.process == self.process.number:
             self.arrived = max(self.arrived, told.seq)
@@ -368,11 +372,7 @@ class World:
             match action:
                 case Apply(seq, payload):
                     told = next(b for life in self.lives if (b := life.published.get(seq)) and b.payload is payload)
-                    self._check(told)
-                    self.stretch.append(told)
-                    if told.process in self.fresh:
-                        self.fresh.discard(told.process)
-                        self.noted.add(told.process)
+                    self.note_applied(told)
                     self.sink.apply(told)
                 case Forget():
                     self.stretch.clear()
@@ -395,6 +395,13 @@ class World:
                 case StopReplay():
                     self.asked = self.replies = None
         (self.sink.resume if self.stream.current else self.sink.suspend)()
+
+    def note_applied(self, told: Batch) -> None:
+        self._check(told)
+        self.stretch.append(told)
+        if told.process in self.fresh:
+            self.fresh.discard(told.process)
+            self.noted.add(told.process)
 
     def _check(self, told: Batch) -> None:
         """What must hold whenever a batch is applied."""

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvsync.events import stream
+from kvsync.index.reference import ReferenceIndex
 from tests.unit.events.engine_model import BLOCKS, REMEMBERED, UNDROPPED, IndexSink, SetSink, Sink, World
 
 STORES, EVICTIONS, CLEAR = st.integers(0, BLOCKS - 1), st.integers(BLOCKS, 2 * BLOCKS - 1), st.just(2 * BLOCKS)
@@ -33,6 +36,9 @@ class History(RuleBasedStateMachine):
     def sink(self) -> Sink:
         return SetSink()
 
+    def make_world(self, **circumstances: Any) -> World:
+        return World(self.sink(), **circumstances)
+
     @initialize(
         buffer_steps=st.sampled_from([1000, 1000, 1000, 3, 1]),
         can_replay=st.sampled_from([True, True, True, True, False]),
@@ -41,7 +47,7 @@ class History(RuleBasedStateMachine):
         then=THEN,
     )
     def begin(self, buffer_steps: int, can_replay: bool, limit: int, history: list[list[int]], then: str) -> None:
-        self.world = World(self.sink(), can_replay=can_replay, buffer_steps=buffer_steps, limit=limit)
+        self.world = self.make_world(can_replay=can_replay, buffer_steps=buffer_steps, limit=limit)
         for deeds in history:
             self.world.publish(deeds)
         self.world.connect()
@@ -184,7 +190,7 @@ class IndexHistory(History):
     """The same with the reference index for a sink."""
 
     def sink(self) -> Sink:
-        return IndexSink()
+        return IndexSink(ReferenceIndex())
 
 
 FUZZ = settings.get_current_profile_name() == "fuzz"
