@@ -87,3 +87,87 @@ impl Lane {
         (count > 0).then(|| Tally { count, last: self.next - 1, times })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvsync_index::{Facts, Index};
+
+    fn lane(next: u64, at: f64) -> Lane {
+        let index = Index::new();
+        index.add_worker("w", "m", Facts::default());
+        Lane::new(index.worker("w").unwrap(), next, at, 5.0)
+    }
+
+    fn payload(time: f64) -> Vec<u8> {
+        [&[0x92, 0xcb][..], &time.to_be_bytes(), &[0x90]].concat()
+    }
+
+    fn accepts(lane: &Lane, number: i64, payload: &[u8]) -> Option<Head> {
+        lane.accepts(None, &number.to_be_bytes(), payload)
+    }
+
+    #[test]
+    fn only_the_next_number_is_taken() {
+        let lane = lane(7, 100.0);
+        for number in [i64::MIN, -7, -1, 0, 6, 8, i64::MAX] {
+            assert!(accepts(&lane, number, &payload(100.0)).is_none(), "{number}");
+        }
+        assert!(accepts(&lane, 7, &payload(100.0)).is_some());
+        for sequence in [&[][..], &[0; 7], &[0, 0, 0, 0, 0, 0, 0, 7, 0]] {
+            assert!(lane.accepts(None, sequence, &payload(100.0)).is_none(), "{sequence:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_end_where_they_become_negative() {
+        let last = accepts(&lane(i64::MAX as u64, 0.0), i64::MAX, &payload(0.0)).unwrap();
+        let mut behind = lane(i64::MAX as u64, 0.0);
+        behind.took(last);
+        assert!(accepts(&behind, i64::MIN, &payload(0.0)).is_none());
+    }
+
+    #[test]
+    fn a_time_that_goes_back_or_far_ahead_or_is_none_is_not_taken() {
+        let lane = lane(0, 100.0);
+        for time in [100.0, 100.001, 104.999] {
+            assert!(accepts(&lane, 0, &payload(time)).is_some(), "{time}");
+        }
+        for time in [99.999, 105.0, 1e9, -100.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert!(accepts(&lane, 0, &payload(time)).is_none(), "{time}");
+        }
+        for length in 0..10 {
+            assert!(accepts(&lane, 0, &payload(100.0)[..length]).is_none(), "cut to {length}");
+        }
+        let single = [&[0x92, 0xca][..], &100.0f32.to_be_bytes(), &[0; 6]].concat();
+        assert!(accepts(&lane, 0, &single).is_none(), "a float32");
+        assert!(accepts(&Lane::new(Arc::clone(&lane.worker), 0, f64::NAN, 5.0), 0, &payload(1.0)).is_none());
+    }
+
+    #[test]
+    fn what_is_about_to_be_taken_counts() {
+        let lane = lane(0, 100.0);
+        let first = accepts(&lane, 0, &payload(103.0)).unwrap();
+        assert!(lane.accepts(Some(first), &1i64.to_be_bytes(), &payload(102.0)).is_none());
+        assert!(lane.accepts(Some(first), &1i64.to_be_bytes(), &payload(107.0)).is_some());
+    }
+
+    #[test]
+    fn the_last_times_are_told_as_they_stood_there() {
+        let mut lane = lane(10, -0.0);
+        assert_eq!(lane.tally(), None);
+        for (number, time) in [(10, -0.0), (11, 0.5)] {
+            lane.took(accepts(&lane, number, &payload(time)).unwrap());
+        }
+        let times = [(-0.0f64).to_be_bytes(), 0.5f64.to_be_bytes()].concat();
+        assert_eq!(lane.tally(), Some(Tally { count: 2, last: 11, times }));
+        assert_eq!(lane.tally(), None);
+        for number in 12..1012 {
+            lane.took(accepts(&lane, number, &payload(number as f64 / 10.0)).unwrap());
+        }
+        let tally = lane.tally().unwrap();
+        assert_eq!((tally.count, tally.last, tally.times.len()), (1000, 1011, 8 * REMEMBERED));
+        assert_eq!(tally.times[..8], (756.0f64 / 10.0).to_be_bytes());
+        assert_eq!(tally.times[8 * REMEMBERED - 8..], (1011.0f64 / 10.0).to_be_bytes());
+    }
+}

@@ -10,7 +10,7 @@ import pytest
 from kvsync.events.contracts import Target
 from kvsync.events.followed import RECONNECT_FIRST, RECONNECT_LAST, Followed
 from kvsync.events.sockets import WorkerSockets
-from kvsync.events.stream import PROBE_INTERVAL, Budget, Stream
+from kvsync.events.stream import PROBE_INTERVAL, SILENCE, Budget, State, Stream
 from tests import wire
 
 TARGET = Target("a", "a", "a", "m", 0, "tcp://127.0.0.1:5557", None)
@@ -46,6 +46,27 @@ def test_it_may_be_relied_on_when_its_stream_is_current_and_it_is_awake() -> Non
     assert it.usable
     it.stream.disconnected(0.0)
     assert not it.usable
+
+
+def test_it_is_mute_only_if_it_never_published_anything() -> None:
+    it = followed(replay=True)
+    it.stream.connected(0.0)
+    it.stream.replay_started(0.0)
+    it.stream.replay_ended(0.0)
+    it.stream.tick(SILENCE, served_at=SILENCE)
+    assert it.mute
+    assert not it.usable
+    assert it.status().alarm == "silent"
+
+    it = followed(applied=1)
+    assert it.stream.resync(1.0)  # it can't be replayed, so nothing is left of it
+    it.stream.disconnected(1.0)
+    it.stream.connected(1.0)
+    assert it.stream.last is None
+    it.stream.tick(2 * SILENCE, served_at=2 * SILENCE)
+    assert it.stream.state is State.SILENT
+    assert not it.mute
+    assert it.usable
 
 
 def test_after_a_sleep_a_clear_behind_all_that_was_known_ends_its_doubts() -> None:
