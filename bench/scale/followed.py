@@ -16,8 +16,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import uvloop
@@ -53,6 +55,17 @@ IDLE = 5.0
 LOOKUPS_EVERY = 0.02
 PROBE = "probe"
 CLEARS = 5
+
+
+def waiting() -> float:
+    """Seconds that this process's threads were ready to run and had no core; those of threads that ended are lost."""
+    delays = [int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat")]
+    return sum(delays) / 1e9
+
+
+def seconds_of(lags: Sequence[float]) -> list[Sequence[float]]:
+    """Those of each second."""
+    return [lags[at : at + PROBES] for at in range(0, len(lags), PROBES)]
 
 
 class Known:
@@ -188,7 +201,7 @@ class Followed:
         }
         asked = [(p.tokens().tobytes(), p) for some in by_length.values() for p in rng.sample(some, 32)]
         times: dict[int, list[float]] = {length: [] for length in by_length}
-        began, used, own = time.monotonic(), time.process_time(), time.thread_time()
+        began, used, own, waited = time.monotonic(), time.process_time(), time.thread_time(), waiting()
         for publisher in publishers:
             publisher.tell("publish", rate=RATE / PER_BATCH / PUBLISHERS)
         watching = probe.start(self.index, PROBE)
@@ -201,6 +214,7 @@ class Followed:
                 raise Wrong(f"{found[name(prompt.worker)]} for prompt {prompt.number}")
             time.sleep(LOOKUPS_EVERY)
         own = time.thread_time() - own
+        waited = waiting() - waited
         sent = [publisher.answer() for publisher in publishers]
         watching.join()
         seconds, used = time.monotonic() - began, time.process_time() - used
@@ -213,7 +227,9 @@ class Followed:
             "cpu_per_block": (used - own - probe.cpu) / stored,
             "cpu_of_publishers": sum(one["cpu"] for one in sent),
             "wire_bytes_per_block": sum(one["bytes"] for one in sent) / stored,
+            "waited": waited,
             "lag": percentiles(probe.lags),
+            "lag_p99_of_median_second": median(percentiles(some)["p99"] for some in seconds_of(probe.lags)),
             "lookups": [{"tokens": blocks * BLOCK, **percentiles(found)} for blocks, found in times.items()],
         }
 
