@@ -154,21 +154,43 @@ impl<'a> Reader<'a> {
     }
 
     fn id(&mut self) -> Option<u32> {
-        let start = self.place;
-        let mut id = 0_u64;
-        while let Some(digit @ b'0'..=b'9') = self.text.get(self.place) {
-            id = id * 10 + u64::from(digit - b'0');
-            self.place += 1;
-            if self.place - start > 10 {
-                return None;
-            }
-        }
-        let digits = self.place - start;
-        if digits == 0 || (digits > 1 && self.text[start] == b'0') {
+        let rest = &self.text[self.place..];
+        let (id, digits) = match rest.first_chunk().and_then(few_digits) {
+            Some(read) => read,
+            None => many_digits(rest)?,
+        };
+        if digits > 1 && rest[0] == b'0' {
             return None;
         }
-        u32::try_from(id).ok()
+        self.place += digits;
+        Some(id)
     }
+}
+
+/// A number of one to seven digits at the beginning of eight bytes, and how many they are, at once.
+fn few_digits(text: &[u8; 8]) -> Option<(u32, usize)> {
+    // The first byte is the lowest. A digit becomes its value; what is none has its highest bit set, or gets it by 0x76.
+    let values = u64::from_le_bytes(*text) ^ 0x3030_3030_3030_3030;
+    let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
+    let digits = others.trailing_zeros() / 8;
+    if others == 0 || digits == 0 {
+        return None;
+    }
+    // The last digit to the highest byte, zeros before the first; then pairs, fours and all eight are put together.
+    let ones = values << (64 - 8 * digits);
+    let pairs = (ones * 10 + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    let number = (fours.wrapping_mul(10_000) + (fours >> 32)) & 0xffff_ffff;
+    Some((number as u32, digits as usize))
+}
+
+fn many_digits(text: &[u8]) -> Option<(u32, usize)> {
+    let digits = text.iter().position(|byte| !byte.is_ascii_digit())?;
+    if !(1..=10).contains(&digits) {
+        return None;
+    }
+    let number = text[..digits].iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+    Some((u32::try_from(number).ok()?, digits))
 }
 
 #[cfg(test)]
@@ -228,6 +250,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn digits_are_read_alike(text in "[0-9]{0,9}[^0-9].{8}", byte in any::<u8>(), at in 0_usize..8) {
+            let mut text = *text.as_bytes().first_chunk().unwrap();
+            for place in [8, at] {
+                if let Some(there) = text.get_mut(place) {
+                    *there = byte;
+                }
+                if let Some(read) = few_digits(&text) {
+                    prop_assert_eq!(many_digits(&text), Some(read));
+                } else {
+                    prop_assert!(!text[0].is_ascii_digit() || text.iter().all(u8::is_ascii_digit));
+                }
+            }
+        }
+
         #[test]
         fn any_text_is_taken(text in "[\\[\\]{}\",:\\\\a0-9 pt]{0,40}|\\{\"prompt\":[\\[\\]{}\",:0-9 ]{0,30}\\}") {
             if let Some(lifted) = lift(text.as_bytes(), "prompt", 2) {
