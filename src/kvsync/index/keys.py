@@ -84,7 +84,8 @@ def packed(tokens: Tokens) -> bytes:
             raise TypeError(f"tokens must be uint32 (format 'I') or bytes, not format {view.format!r}")
         if view.nbytes % 4:
             raise ValueError(f"packed tokens are 4 bytes each, {view.nbytes} bytes are no multiple of 4")
-        native = array("I", view.cast("B").tobytes())
+        native = array("I")
+        native.frombytes(view.cast("B"))
     if byteorder == "little":
         native.byteswap()
     return native.tobytes()

@@ -181,6 +181,28 @@ def test_buffers_are_let_go(index: Any) -> None:
         index.match(memoryview(array("q", [1])), MODEL)
 
 
+def test_tokens_are_read_wherever_they_stand(index: Any) -> None:
+    """Bytes are read in place where they stand as tokens must, everything else is copied."""
+
+    class Bytes(bytes):
+        pass
+
+    tokens = array("I", range(1 << 15))
+    index.apply("w", batch(stored(list(range(1 << 11)), tokens, block_size=16)))
+    data = tokens.tobytes()
+    for shift in range(4):
+        shifted = memoryview(bytes(shift) + data)[shift:]
+        assert index.match(shifted, MODEL)["w"].credit == len(tokens) - 16
+    for given in (data, Bytes(data), bytearray(data), tokens, memoryview(tokens), memoryview(data).cast("I")):
+        match = index.match(given, MODEL)["w"]
+        assert match.credit == len(tokens) - 16
+        assert index.observe("w", given, MODEL, match.credit, match.credit, match.as_of, 1.0) == "steady"
+    for given in (data[:-1], Bytes(data[1:]), bytearray(3), memoryview(data)[:-2]):
+        with pytest.raises(ValueError, match="no multiple of 4"):
+            index.match(given, MODEL)
+    assert index.match(b"", MODEL)["w"].credit == index.match(bytearray(), MODEL)["w"].credit == 0
+
+
 # -- threads
 
 
