@@ -53,13 +53,15 @@ def ask_for_usage(path: str, asked: JsonObject, text: bytes) -> bytes | None:
 
 
 class UsageChunk:
-    """Takes the chunk out of one stream."""
+    """Takes the chunk out of one stream. The work is linear in the stream, however finely it is cut."""
 
-    __slots__ = ("_found", "_held", "_passing")
+    __slots__ = ("_found", "_held", "_looked", "_passing")
 
     def __init__(self) -> None:
         self._found = False
-        self._held = b""
+        self._held = bytearray()
+        self._looked = 0
+        """Bytes of what is held in which no event ends and no comment; the next look begins where they end."""
         self._passing = False
         """Within an event that is too long to wait for its end."""
 
@@ -67,34 +69,40 @@ class UsageChunk:
         """What of the stream can pass now."""
         if self._found:
             return piece
-        data = self._held + piece
-        self._held = b""
-        if not self._passing and b'"usage"' not in data and data.endswith(b"\n\n"):
-            return data  # whole events, none of them with usage
-        start = 0
+        held = self._held
+        if not held and not self._passing and b'"usage"' not in piece and piece.endswith(b"\n\n"):
+            return piece  # whole events, none of them with usage
+        held += piece
+        start, looked = 0, self._looked
         while True:
             if not self._passing:
-                lead = _lead(data, start)
+                if held[start : start + 1] == b":" and held.find(b"\n", max(start, looked)) < 0:
+                    break  # within a comment
+                lead = _lead(held, start)
                 assert lead is not None  # it matches nothing as well
                 start = lead.end()
-            ended = _event_end(data, start)
+            ended = _event_end(held, max(start, looked - 2))  # an end of event may begin with the last two
             if ended is None:
                 break
             stop = ended.end()
-            if not self._passing and _is_usage_alone(data[start:stop]):
+            if not self._passing and _is_usage_alone(bytes(held[start:stop])):
                 self._found = True
-                return data[:start] + data[stop:]
+                del held[start:stop]
+                return self.rest()
             self._passing = False
             start = stop
-        if self._passing or len(data) - start > MAX_EVENT:
+        if self._passing or len(held) - start > MAX_EVENT:
             self._passing = True
-            start = len(data) - min(2, len(data) - start)  # an end of event may begin with these
-        self._held = data[start:]
-        return data[:start]
+            start = len(held) - min(2, len(held) - start)
+        passing = bytes(held[:start])
+        del held[:start]
+        self._looked = len(held)
+        return passing
 
     def rest(self) -> bytes:
         """What was held back when the stream ended."""
-        held, self._held = self._held, b""
+        held = bytes(self._held)
+        self._held.clear()
         return held
 
 
