@@ -225,7 +225,7 @@ def _row(name: str, title: str, method: str, per: str, of: str, open_: Callable[
             Target(f"growth per {per} block", figure, "B", ratios=False, aside=True),
         ),
         open=open_,
-        repeats=2,
+        repeats=1 if of == "index" else 2,  # in process it is the same each time
     )
 
 
