@@ -3,8 +3,8 @@
 Always holds: :meth:`Twin.encode` gives the ids that ``tokenizers`` gives, or nothing; then ``tokenizers`` is asked.
 :func:`twin` makes one only where every step of the tokenizer is known to be tiktoken's:
 
-* *Added tokens* are looked for in the raw text by both, and no two of them can stand over each other, so it does not
-  matter which is tried first.
+* *Added tokens* are looked for in the raw text by both, the leftmost first; none begins with another, so there is one
+  at a place at most. ``tokenizers`` looks for the normalized ones in a second round, so no other may begin in these.
 * *Normalizing* is none, or NFC: then only texts that are in that form already are the twin's.
 * *Splitting* is by expressions that are known to mean the same to both (:mod:`kvsync.tokenize.splits`).
 * *Merging* is of bytes, and the merges stand in the order of the ids that they make. ``tokenizers`` merges the pairs
@@ -247,6 +247,8 @@ def _letters() -> dict[str, int]:
 
 def _added(tokens: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     ids = {}
+    first: set[str] = set()
+    second: set[str] = set()
     for token in tokens:
         content = token["content"]
         if token["single_word"] or token["lstrip"] or token["rstrip"]:
@@ -255,14 +257,20 @@ def _added(tokens: Iterable[Mapping[str, Any]]) -> dict[str, int]:
             raise Unlike(f"the added token {content!r} is normalized")
         if content:
             ids[content] = token["id"]
-    beginnings = {content[:length] for content in ids for length in range(1, len(content))}
+            (second if token["normalized"] else first).add(content)
     for content in ids:
-        for start in range(len(content)):
-            rest = content[start:]
-            inside = {rest[:length] for length in range(1, len(rest) + 1)} - {content}
-            if rest in beginnings or not inside.isdisjoint(ids):
-                raise Unlike(f"another added token may begin in {content!r}")
+        if any(beginning in ids for beginning in _beginnings(content) if beginning != content):
+            raise Unlike(f"the added token {content!r} begins with another")
+    beginnings = {beginning for content in first for beginning in _beginnings(content)}
+    for content in second:
+        for rest in (content[start:] for start in range(len(content))):
+            if rest in beginnings or not first.isdisjoint(_beginnings(rest)):
+                raise Unlike(f"another added token, which is looked for before it, may begin in {content!r}")
     return ids
+
+
+def _beginnings(text: str) -> set[str]:
+    return {text[:length] for length in range(1, len(text) + 1)}
 
 
 def _around(part: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:

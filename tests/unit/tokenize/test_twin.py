@@ -66,6 +66,16 @@ def composing() -> Tokenizer:
     return tokenizer
 
 
+def overlapping() -> Tokenizer:
+    """The leftmost of added tokens that stand over each other, or in each other, is the one."""
+    tokenizer = splitting(splits.BYTE_LEVEL)
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for content in ("s>a", "a<s>b", "||", "|b|", ">|")])
+    tokenizer.add_tokens(
+        [AddedToken("天天", normalized=True), AddedToken("天地天", normalized=True), AddedToken("b天", normalized=True)]
+    )
+    return tokenizer
+
+
 def surrounded() -> Tokenizer:
     tokenizer = splitting(splits.BYTE_LEVEL)
     template = processors.TemplateProcessing(single="<s> <s2> $A <s2>", special_tokens=[("<s>", 2), ("<s2>", 3)])
@@ -112,6 +122,7 @@ def split_kind(expressions: tuple[str, ...]) -> Callable[[], Tokenizer]:
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "tiny_llama": tiny_llama,
     "composing": composing,
+    "overlapping": overlapping,
     "surrounded": surrounded,
     "every_way": every_way,
     "not_made_of_three": not_made_of_three,
@@ -128,7 +139,7 @@ def pair(kind: str) -> tuple[Tokenizer, twin.Twin]:
 PIECES = st.sampled_from(
     [
         *MARKS,
-        "<s", "s>", "<think>", "|>",
+        "<s", "s>", "<think>", "|>", "|", ">", "天地",
         " ", "  ", "\n", "\r\n", "\r", "\t", "\u00a0", "\u3000", "\u2028", "\x00", "\u200b", "\ufeff",
         "a", "b", "c", "d", "abcd", "The", " the", "B", "ß", "ж", "Ж", "ǅ", "ʰ", "ª", "K", "ſ",
         "'s", "'S", "'ſ", "'", "'ll", "'re",
@@ -211,9 +222,9 @@ REFUSED: dict[str, Callable[[], Tokenizer]] = {
     ),
     "is two to its merges": lambda: small(["ab", "abc"], [("a", "b")], ignore_merges=True),
     "more than its text": lambda: with_tokens(AddedToken("<l>", lstrip=True)),
-    "may begin in '<s2>'": lambda: with_tokens(AddedToken("2>a")),
-    "may begin in '<s>'": lambda: with_tokens(AddedToken("<s>a")),
-    "may begin in 'a<s>b'": lambda: with_tokens(AddedToken("a<s>b")),
+    "begins with another": lambda: with_tokens(AddedToken("<s>a")),
+    "may begin in 'a<s>b'": lambda: with_tokens(AddedToken("a<s>b", normalized=True)),
+    "may begin in 'a<'": lambda: with_tokens(AddedToken("a<", normalized=True)),
     "is normalized": lambda: with_tokens(AddedToken("e\u0301", normalized=True)),
     "no template": lambda: changed(post_processor=processors.BertProcessing(("<s>", 2), ("<s2>", 3))),
     "twice": lambda: changed(
