@@ -27,7 +27,7 @@ pub fn decode(payload: &[u8]) -> BTreeSet<&'static str> {
             Event::Stored(stored) => {
                 assert!((0..MAX_GROUPS).contains(&stored.group));
                 let blocks = stored.run.hashes.len();
-                assert!(stored.run.extra_keys.is_none_or(|keys| keys.len() == blocks));
+                assert!(stored.run.extra_keys.is_none_or(|keys| keys.is_empty() || keys.len() == blocks));
                 "stored"
             }
             Event::Removed(removed) => {
@@ -281,7 +281,11 @@ impl Told {
             let end = until.and_then(|parent| run.hashes.iter().position(|hash| hash == parent));
             let blocks = end.map_or(run.hashes.len(), |end| end + 1);
             let tokens = run.tokens[..blocks * run.block_size as usize].to_vec();
-            let extra = run.extra_keys.clone().unwrap_or_else(|| vec![Vec::new(); blocks])[..blocks].to_vec();
+            let extra: Vec<_> = run
+                .blocks()
+                .take(blocks)
+                .map(|(_, extra)| extra.iter().map(ExtraKey::to_owned_key).collect())
+                .collect();
             asked.tokens = [tokens, asked.tokens].concat();
             asked.extra = [extra, asked.extra].concat();
             asked.adapter = match &run.adapter {

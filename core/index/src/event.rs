@@ -159,6 +159,9 @@ impl Tier {
         let Some(medium) = medium else {
             return Some(Self::Gpu);
         };
+        if medium == "GPU" {
+            return Some(Self::Gpu); // what nearly all say
+        }
         match folded(medium)?.as_str() {
             "gpu" => Some(Self::Gpu),
             "cpu" => Some(Self::Cpu),
@@ -202,7 +205,7 @@ pub struct Run<'a> {
     pub block_size: u32,
     /// Whose weights.
     pub adapter: Adapter<'a>,
-    /// One list per block; `None` when the event carries none (they may be hidden).
+    /// One list per block, or none at all where no block has any; `None` when the event carries none (they may be hidden).
     pub extra_keys: Option<Vec<Vec<ExtraKey<'a>>>>,
 }
 
@@ -215,7 +218,8 @@ impl Run<'_> {
 
     /// Tokens and extra keys of each block of a dense run; one that shows no extra keys has none.
     pub fn blocks(&self) -> impl Iterator<Item = (&[u32], &[ExtraKey<'_>])> {
-        let extra = |at: usize| self.extra_keys.as_ref().map_or(&[][..], |blocks| &blocks[at]);
+        let extra =
+            |at: usize| self.extra_keys.as_ref().and_then(|blocks| blocks.get(at)).map_or(&[][..], Vec::as_slice);
         self.tokens.chunks_exact(self.block_size as usize).enumerate().map(move |(at, tokens)| (tokens, extra(at)))
     }
 

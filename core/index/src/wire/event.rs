@@ -21,28 +21,32 @@ const KIND: usize = 9;
 const WINDOW: usize = 10;
 const SESSION: usize = 11;
 const REMAINING: usize = 12;
-const FIELDS: usize = 13;
+/// The tag of a map.
+const TYPE: usize = 13;
+const FIELDS: usize = 14;
 
 const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];
 
 fn field_of(name: &[u8]) -> Option<usize> {
-    Some(match name {
-        b"block_hashes" => HASHES,
-        b"parent_block_hash" => PARENT,
-        b"token_ids" => TOKENS,
-        b"block_size" => BLOCK_SIZE,
-        b"lora_id" => LORA_ID,
-        b"medium" => MEDIUM,
-        b"lora_name" => LORA_NAME,
-        b"extra_keys" => EXTRA_KEYS,
-        b"group_idx" => GROUP,
-        b"kv_cache_spec_kind" => KIND,
-        b"kv_cache_spec_sliding_window" => WINDOW,
-        b"session_id" => SESSION,
-        b"remaining_copy_counts" => REMAINING,
+    let (field, its_name): (usize, &[u8]) = match name.len() {
+        4 => (TYPE, b"type"),
+        6 => (MEDIUM, b"medium"),
+        7 => (LORA_ID, b"lora_id"),
+        9 if name[0] == b't' => (TOKENS, b"token_ids"),
+        9 if name[0] == b'l' => (LORA_NAME, b"lora_name"),
+        9 => (GROUP, b"group_idx"),
+        10 if name[0] == b'b' => (BLOCK_SIZE, b"block_size"),
+        10 if name[0] == b'e' => (EXTRA_KEYS, b"extra_keys"),
+        10 => (SESSION, b"session_id"),
+        12 => (HASHES, b"block_hashes"),
+        17 => (PARENT, b"parent_block_hash"),
+        18 => (KIND, b"kv_cache_spec_kind"),
+        21 => (REMAINING, b"remaining_copy_counts"),
+        28 => (WINDOW, b"kv_cache_spec_sliding_window"),
         _ => return None,
-    })
+    };
+    (name == its_name).then_some(field)
 }
 
 /// Raw values by field.
@@ -119,7 +123,6 @@ fn from_map<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
     let Ok(Head::Map(length)) = reader.head() else {
         return Err(SkipReason::WrongType);
     };
-    let mut kind = None;
     let mut fields = Fields::default();
     let mut names_are_text = true;
     for _ in 0..length {
@@ -128,16 +131,13 @@ fn from_map<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
             fields.take(field, reader)?;
             continue;
         }
-        let raw = reader.raw().map_err(wrong_type)?;
-        if name == Some(b"type") {
-            kind = Some(raw);
-        }
+        reader.raw().map_err(wrong_type)?;
         names_are_text &= name.is_some_and(|name| std::str::from_utf8(name).is_ok());
     }
     if !names_are_text {
         return Err(SkipReason::WrongType);
     }
-    *tag = tag_of(kind.ok_or(SkipReason::NoTag)?)?;
+    *tag = tag_of(fields.raw[TYPE].ok_or(SkipReason::NoTag)?)?;
     build(tag, fields)
 }
 
@@ -193,8 +193,14 @@ fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
 }
 
 fn optional_int(fields: &Raws<'_>, field: usize) -> Read<Option<i64>> {
-    let value = fields[field].map_or(Ok(None), |raw| raw.reader().optional_int().ok_or(SkipReason::WrongType))?;
-    value.map(|value| i64::try_from(value).map_err(|_| SkipReason::WrongType)).transpose()
+    let Some(raw) = fields[field] else {
+        return Ok(None);
+    };
+    match raw.reader().head() {
+        Ok(Head::Nil) => Ok(None),
+        Ok(Head::Int(value)) => Ok(Some(value)),
+        _ => Err(SkipReason::WrongType),
+    }
 }
 
 fn group(fields: &Raws<'_>) -> Read<Option<i64>> {
@@ -212,6 +218,10 @@ fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
     // one that can't be read at all outweighs one that is no hash, wherever it stands
     let mut bad = None;
     for _ in 0..length {
+        if let Some(hash) = reader.u64() {
+            hashes.push(EngineHash::Unsigned(hash));
+            continue;
+        }
         match hash(reader.any().map_err(wrong_type)?) {
             Ok(hash) => hashes.push(hash),
             Err(reason) => bad = Some(reason),
@@ -222,10 +232,8 @@ fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
 
 fn hash(value: Any<'_>) -> Read<EngineHash<'_>> {
     match value {
-        Any::Int(value) => match u64::try_from(value) {
-            Ok(value) => Ok(EngineHash::Unsigned(value)),
-            Err(_) => i64::try_from(value).map(EngineHash::Negative).map_err(|_| SkipReason::BadHash),
-        },
+        Any::Int(value) => Ok(u64::try_from(value).map_or(EngineHash::Negative(value), EngineHash::Unsigned)),
+        Any::Large(value) => Ok(EngineHash::Unsigned(value)),
         Any::Bytes(bytes) if (1..=EngineHash::MAX_BYTES).contains(&bytes.len()) => Ok(EngineHash::Bytes(bytes.into())),
         Any::Text(text) if (1..=EngineHash::MAX_TEXT).contains(&text.len()) => Ok(EngineHash::Text(text.into())),
         _ => Err(SkipReason::BadHash),
@@ -247,6 +255,9 @@ fn extra_keys<'a>(
     };
     if length as usize != blocks {
         return Err(SkipReason::WrongType);
+    }
+    if reader.clone().nils(blocks) {
+        return Ok(Some(Vec::new()));
     }
     let mut per_block = Vec::with_capacity(blocks);
     for at in 0..blocks {
@@ -285,8 +296,10 @@ fn typed<'a>(keys: Raw<'a>, lora_name: Option<&str>, first_block: bool) -> Read<
 fn pair(raw: Raw<'_>) -> Read<ExtraKey<'_>> {
     let mut reader = raw.reader();
     reader.head().map_err(wrong_type)?;
-    match (reader.any().map_err(wrong_type)?, reader.any().map_err(wrong_type)?) {
-        (Any::Text(identifier), Any::Int(offset)) => Ok(ExtraKey::Image(identifier.into(), Some(offset))),
-        _ => Ok(ExtraKey::Opaque(raw.0.into())),
-    }
+    let (identifier, offset) = (reader.any().map_err(wrong_type)?, reader.any().map_err(wrong_type)?);
+    Ok(match (identifier, offset) {
+        (Any::Text(identifier), Any::Int(offset)) => ExtraKey::Image(identifier.into(), Some(offset.into())),
+        (Any::Text(identifier), Any::Large(offset)) => ExtraKey::Image(identifier.into(), Some(offset.into())),
+        _ => ExtraKey::Opaque(raw.0.into()),
+    })
 }

@@ -11,7 +11,9 @@ pub(super) struct Malformed;
 pub(super) enum Head {
     Nil,
     Bool,
-    Int(i128),
+    Int(i64),
+    /// An integer above [`i64::MAX`].
+    Large(u64),
     Float(f64),
     Str(u32),
     Bin(u32),
@@ -23,7 +25,9 @@ pub(super) enum Head {
 /// A value whose contents are checked as far as a generic decoder would check them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Any<'a> {
-    Int(i128),
+    Int(i64),
+    /// An integer above [`i64::MAX`].
+    Large(u64),
     Text(&'a str),
     Bytes(&'a [u8]),
     Array(u32),
@@ -124,11 +128,14 @@ impl<'a> Reader<'a> {
             0xcc => Head::Int(self.u8()?.into()),
             0xcd => Head::Int(self.u16()?.into()),
             0xce => Head::Int(self.u32()?.into()),
-            0xcf => Head::Int(u64::from_be_bytes(self.bytes()?).into()),
+            0xcf => {
+                let value = u64::from_be_bytes(self.bytes()?);
+                i64::try_from(value).map_or(Head::Large(value), Head::Int)
+            }
             0xd0 => Head::Int(i8::from_be_bytes(self.bytes()?).into()),
             0xd1 => Head::Int(i16::from_be_bytes(self.bytes()?).into()),
             0xd2 => Head::Int(i32::from_be_bytes(self.bytes()?).into()),
-            0xd3 => Head::Int(i64::from_be_bytes(self.bytes()?).into()),
+            0xd3 => Head::Int(i64::from_be_bytes(self.bytes()?)),
             byte @ 0xd4..=0xd8 => self.ext(1 << (byte - 0xd4))?,
             0xd9 => Head::Str(self.u8()?.into()),
             0xda => Head::Str(self.u16()?.into()),
@@ -141,34 +148,42 @@ impl<'a> Reader<'a> {
     }
 
     /// Step over one value and return its bytes; only the structure is checked.
+    #[inline]
     pub(super) fn raw(&mut self) -> Result<Raw<'a>, Malformed> {
         let before = self.rest;
-        self.skip(MAX_DEPTH)?;
+        self.skip_many(1, MAX_DEPTH)?;
         Ok(Raw(&before[..before.len() - self.rest.len()]))
     }
 
-    fn skip(&mut self, depth: u32) -> Result<(), Malformed> {
+    /// Step over so many values, which may be nested so deeply each.
+    fn skip_many(&mut self, count: u64, depth: u32) -> Result<(), Malformed> {
+        let mut rest = self.rest;
+        for _ in 0..count {
+            let first = rest.first().ok_or(Malformed)?;
+            let size = SIZES[usize::from(*first)];
+            if size == 0 {
+                self.rest = rest;
+                self.skip_long(depth)?;
+                rest = self.rest;
+            } else {
+                rest = rest.get(usize::from(size)..).ok_or(Malformed)?;
+            }
+        }
+        self.rest = rest;
+        Ok(())
+    }
+
+    /// Step over a value whose size its first byte does not tell.
+    fn skip_long(&mut self, depth: u32) -> Result<(), Malformed> {
         let items = match self.head()? {
-            Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
             Head::Str(length) | Head::Bin(length) | Head::Ext(_, length) => {
-                self.take(length as usize)?;
-                0
+                return self.take(length as usize).map(drop);
             }
             Head::Array(length) => u64::from(length),
             Head::Map(length) => 2 * u64::from(length),
+            Head::Nil | Head::Bool | Head::Int(_) | Head::Large(_) | Head::Float(_) => 0,
         };
-        if items == 0 {
-            return Ok(());
-        }
-        let depth = depth.checked_sub(1).ok_or(Malformed)?;
-        for _ in 0..items {
-            match self.rest.first() {
-                // token lists are nearly all of a payload: step over an integer by its first byte alone
-                Some(first @ 0xcc..=0xd3) => self.rest = self.rest.get(1 + int_bytes(*first)..).ok_or(Malformed)?,
-                _ => self.skip(depth)?,
-            }
-        }
-        Ok(())
+        if items == 0 { Ok(()) } else { self.skip_many(items, depth.checked_sub(1).ok_or(Malformed)?) }
     }
 
     /// A string, and nothing else.
@@ -180,7 +195,18 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes of a string, which may be no UTF-8; `None` for anything else, stepped over.
+    #[inline]
     pub(super) fn string(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+        if let Some((first @ 0xa0..=0xbf, rest)) = self.rest.split_first()
+            && let Some((bytes, rest)) = rest.split_at_checked(usize::from(first & 0x1f))
+        {
+            self.rest = rest;
+            return Ok(Some(bytes));
+        }
+        self.long_string()
+    }
+
+    fn long_string(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
         let mut string = self.clone();
         let Head::Str(length) = string.head()? else {
             return self.raw().map(|_| None);
@@ -207,7 +233,8 @@ impl<'a> Reader<'a> {
     pub(super) fn optional_int(&mut self) -> Option<Option<i128>> {
         match self.head().ok()? {
             Head::Nil => Some(None),
-            Head::Int(value) => Some(Some(value)),
+            Head::Int(value) => Some(Some(value.into())),
+            Head::Large(value) => Some(Some(value.into())),
             _ => None,
         }
     }
@@ -216,9 +243,29 @@ impl<'a> Reader<'a> {
     pub(super) fn number(&mut self) -> Option<f64> {
         match self.head().ok()? {
             Head::Int(value) => Some(value as f64),
+            Head::Large(value) => Some(value as f64),
             Head::Float(value) => Some(value),
             _ => None,
         }
+    }
+
+    /// An integer above 2³² − 1, as hashes nearly always are; `None` where something else comes, which is left there.
+    #[inline]
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        let ([0xcf, value @ ..], rest) = self.rest.split_first_chunk::<9>()? else {
+            return None;
+        };
+        self.rest = rest;
+        Some(u64::from_be_bytes(*value))
+    }
+
+    /// Step over so many nils; false where something else is among them.
+    pub(super) fn nils(&mut self, count: usize) -> bool {
+        let Some((nils, rest)) = self.rest.split_at_checked(count) else {
+            return false;
+        };
+        self.rest = rest;
+        nils.iter().all(|byte| *byte == 0xc0)
     }
 
     /// A list of unsigned 32-bit integers; nil is none. Where it is something else, the reader steps over that.
@@ -237,21 +284,31 @@ impl<'a> Reader<'a> {
             Head::Array(length) => length as usize,
             _ => return Err(Malformed),
         };
-        let mut values = Vec::with_capacity(length.min(self.rest.len()));
-        for _ in 0..length {
-            values.push(match self.rest {
+        if length > self.rest.len() {
+            return Err(Malformed);
+        }
+        let mut values = vec![0; length];
+        let mut rest = self.rest;
+        for value in &mut values {
+            // a window that is longer than needed: so its bounds are those of all that is done in it
+            *value = match rest.first_chunk::<16>() {
                 // of 8, 16 or 32 bits: without a branch between them, since in a list of tokens it can't be predicted
-                [first @ 0xcc..=0xce, a, b, c, d, ..] => {
+                Some([first @ 0xcc..=0xce, a, b, c, d, ..]) => {
                     let bytes = int_bytes(*first);
-                    self.rest = &self.rest[1 + bytes..];
+                    rest = &rest[1 + bytes..];
                     u32::from_be_bytes([*a, *b, *c, *d]) >> (32 - 8 * bytes)
                 }
-                _ => match self.head()? {
-                    Head::Int(value) => u32::try_from(value).map_err(|_| Malformed)?,
-                    _ => return Err(Malformed),
-                },
-            });
+                _ => {
+                    self.rest = rest;
+                    let Head::Int(value) = self.head()? else {
+                        return Err(Malformed);
+                    };
+                    rest = self.rest;
+                    u32::try_from(value).map_err(|_| Malformed)?
+                }
+            };
         }
+        self.rest = rest;
         Ok(Some(values))
     }
 
@@ -264,6 +321,7 @@ impl<'a> Reader<'a> {
     fn checked(&mut self, depth: u32, as_key: bool) -> Result<Any<'a>, Malformed> {
         Ok(match self.head()? {
             Head::Int(value) => Any::Int(value),
+            Head::Large(value) => Any::Large(value),
             Head::Str(length) => Any::Text(self.utf8(length)?),
             Head::Bin(length) => Any::Bytes(self.take(length as usize)?),
             Head::Nil | Head::Bool | Head::Float(_) => Any::Other,
@@ -296,8 +354,28 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Bytes of a value whose first byte tells them: of all but long strings, containers with something in them, and what is
+/// no msgpack. 0: of those.
+const SIZES: [u8; 256] = {
+    let mut sizes = [0; 256];
+    let mut first = 0;
+    while first < sizes.len() {
+        sizes[first] = match first {
+            0x00..=0x80 | 0x90 | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => 1,
+            0xa0..=0xbf => 1 + (first as u8 & 0x1f),
+            0xca => 5,
+            0xcb => 9,
+            0xcc..=0xd3 => 1 + int_bytes(first as u8) as u8,
+            0xd4..=0xd8 => 2 + (1 << (first - 0xd4)),
+            _ => 0,
+        };
+        first += 1;
+    }
+    sizes
+};
+
 /// How many bytes follow the first byte (0xcc to 0xd3) of an integer.
-fn int_bytes(first: u8) -> usize {
+const fn int_bytes(first: u8) -> usize {
     1 << (first & 3)
 }
 
