@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::MAX_GROUPS;
 use super::reader::{Any, Head, Malformed, Raw, Reader};
+use super::{MAX_DEPTH, MAX_GROUPS};
 use crate::event::{Adapter, EngineHash, Event, ExtraKey, Removed, Run, SkipReason, Stored, Tier};
 use crate::hits::Kind;
 
@@ -29,25 +29,27 @@ const STORED_POSITIONS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 const REMOVED_POSITIONS: [usize; 3] = [HASHES, MEDIUM, GROUP];
 
 fn field_of(name: &[u8]) -> Option<usize> {
-    let (field, its_name): (usize, &[u8]) = match name.len() {
-        4 => (TYPE, b"type"),
-        6 => (MEDIUM, b"medium"),
-        7 => (LORA_ID, b"lora_id"),
-        9 if name[0] == b't' => (TOKENS, b"token_ids"),
-        9 if name[0] == b'l' => (LORA_NAME, b"lora_name"),
-        9 => (GROUP, b"group_idx"),
-        10 if name[0] == b'b' => (BLOCK_SIZE, b"block_size"),
-        10 if name[0] == b'e' => (EXTRA_KEYS, b"extra_keys"),
-        10 => (SESSION, b"session_id"),
-        12 => (HASHES, b"block_hashes"),
-        17 => (PARENT, b"parent_block_hash"),
-        18 => (KIND, b"kv_cache_spec_kind"),
-        21 => (REMAINING, b"remaining_copy_counts"),
-        28 => (WINDOW, b"kv_cache_spec_sliding_window"),
+    Some(match name.len() {
+        4 if name == b"type" => TYPE,
+        6 if name == b"medium" => MEDIUM,
+        7 if name == b"lora_id" => LORA_ID,
+        9 if name == b"token_ids" => TOKENS,
+        9 if name == b"lora_name" => LORA_NAME,
+        9 if name == b"group_idx" => GROUP,
+        10 if name == b"block_size" => BLOCK_SIZE,
+        10 if name == b"extra_keys" => EXTRA_KEYS,
+        10 if name == b"session_id" => SESSION,
+        12 if name == b"block_hashes" => HASHES,
+        17 if name == b"parent_block_hash" => PARENT,
+        18 if name == b"kv_cache_spec_kind" => KIND,
+        21 if name == b"remaining_copy_counts" => REMAINING,
+        28 if name == b"kv_cache_spec_sliding_window" => WINDOW,
         _ => return None,
-    };
-    (name == its_name).then_some(field)
+    })
 }
+
+/// Of a field's value: the batch's list of events and the event are around it.
+const VALUE_DEPTH: u32 = MAX_DEPTH - 2;
 
 /// Raw values by field.
 type Raws<'a> = [Option<Raw<'a>>; FIELDS];
@@ -56,17 +58,28 @@ type Raws<'a> = [Option<Raw<'a>>; FIELDS];
 #[derive(Default)]
 struct Fields<'a> {
     raw: Raws<'a>,
-    /// Tokens are read where they stand: stepping over them first would cost as much again.
+    /// What can be read at once is: stepping over it first would cost as much again.
     tokens: Option<Result<Option<Vec<u32>>, Malformed>>,
+    hashes: Option<Vec<EngineHash<'a>>>,
 }
 
 impl<'a> Fields<'a> {
     /// Read the value of a field.
-    fn take(&mut self, field: usize, reader: &mut Reader<'a>) -> Read<()> {
-        if field == TOKENS {
-            self.tokens = Some(reader.u32s());
-        } else {
-            self.raw[field] = Some(reader.raw().map_err(wrong_type)?);
+    #[inline]
+    fn take(&mut self, field: usize, reader: &mut Reader<'a>) -> Result<(), Malformed> {
+        match field {
+            TOKENS => {
+                let tokens = reader.u32s();
+                if tokens.is_err() {
+                    reader.raw_within(VALUE_DEPTH)?;
+                }
+                self.tokens = Some(tokens);
+            }
+            HASHES => {
+                self.hashes = reader.u64s().map(|hashes| hashes.map(EngineHash::Unsigned).collect());
+                self.raw[HASHES] = if self.hashes.is_some() { None } else { Some(reader.raw_within(VALUE_DEPTH)?) };
+            }
+            _ => self.raw[field] = Some(reader.raw_within(VALUE_DEPTH)?),
         }
         Ok(())
     }
@@ -74,15 +87,20 @@ impl<'a> Fields<'a> {
 
 type Read<T> = Result<T, SkipReason>;
 
-/// Decode the event at which the reader stands; its structure was checked with the batch's.
-pub(super) fn decode<'a>(reader: &mut Reader<'a>) -> Event<'a> {
-    let mut tag = "";
-    let event = match reader.peek() {
-        Some(0x90..=0x9f | 0xdc | 0xdd) => from_array(reader, &mut tag),
-        Some(0x80..=0x8f | 0xde | 0xdf) => from_map(reader, &mut tag),
-        _ => reader.raw().map_err(wrong_type).and(Err(SkipReason::NotAnEvent)),
-    };
-    event.unwrap_or_else(|reason| Event::Skipped { reason, may_remove: may_remove(tag) })
+/// Decode the event at which the reader stands; it stands behind it then, whatever is wrong with the event.
+///
+/// # Errors
+/// [`Malformed`] where its structure is not sound: then no event of the batch counts.
+pub(super) fn decode<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
+    match reader.peek() {
+        Some(0x90..=0x9f | 0xdc | 0xdd) => from_array(reader),
+        Some(0x80..=0x8f | 0xde | 0xdf) => from_map(reader),
+        _ => reader.raw_within(MAX_DEPTH - 1).map(|_| skipped(SkipReason::NotAnEvent, "")),
+    }
+}
+
+fn skipped<'a>(reason: SkipReason, tag: &str) -> Event<'a> {
+    Event::Skipped { reason, may_remove: may_remove(tag) }
 }
 
 fn wrong_type(_: Malformed) -> SkipReason {
@@ -99,62 +117,61 @@ fn tag_of(raw: Raw<'_>) -> Read<&str> {
     raw.reader().text().map_err(|_| SkipReason::NoTag)
 }
 
-fn from_array<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
-    let Ok(Head::Array(length)) = reader.head() else {
-        return Err(SkipReason::WrongType);
+fn from_array<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
+    let Head::Array(length) = reader.head()? else {
+        return Err(Malformed);
     };
     if length == 0 {
-        return Err(SkipReason::NoTag);
+        return Ok(skipped(SkipReason::NoTag, ""));
     }
-    let kind = tag_of(reader.raw().map_err(wrong_type)?);
-    let positions = if kind == Ok("BlockRemoved") { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
+    let tag = tag_of(reader.raw_within(VALUE_DEPTH)?);
+    let positions = if tag == Ok("BlockRemoved") { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
+    let known = positions.len().min(length as usize - 1);
     let mut fields = Fields::default();
-    for at in 0..length as usize - 1 {
-        match positions.get(at) {
-            Some(field) => fields.take(*field, reader)?,
-            None => reader.raw().map(drop).map_err(wrong_type)?,
-        }
+    for field in &positions[..known] {
+        fields.take(*field, reader)?;
     }
-    *tag = kind?;
-    build(tag, fields)
+    reader.skip_many(u64::from(length) - 1 - known as u64, VALUE_DEPTH)?;
+    Ok(build(tag, fields))
 }
 
-fn from_map<'a>(reader: &mut Reader<'a>, tag: &mut &'a str) -> Read<Event<'a>> {
-    let Ok(Head::Map(length)) = reader.head() else {
-        return Err(SkipReason::WrongType);
+fn from_map<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
+    let Head::Map(length) = reader.head()? else {
+        return Err(Malformed);
     };
     let mut fields = Fields::default();
     let mut names_are_text = true;
     for _ in 0..length {
-        let name = reader.string().map_err(wrong_type)?;
+        let name = reader.string(VALUE_DEPTH)?;
         if let Some(field) = name.and_then(field_of) {
             fields.take(field, reader)?;
             continue;
         }
-        reader.raw().map_err(wrong_type)?;
+        reader.raw_within(VALUE_DEPTH)?;
         names_are_text &= name.is_some_and(|name| std::str::from_utf8(name).is_ok());
     }
     if !names_are_text {
-        return Err(SkipReason::WrongType);
+        return Ok(skipped(SkipReason::WrongType, ""));
     }
-    *tag = tag_of(fields.raw[TYPE].ok_or(SkipReason::NoTag)?)?;
-    build(tag, fields)
+    Ok(build(fields.raw[TYPE].ok_or(SkipReason::NoTag).and_then(tag_of), fields))
 }
 
-fn build<'a>(tag: &str, fields: Fields<'a>) -> Read<Event<'a>> {
-    match tag {
-        "BlockStored" => stored(fields).map(Event::Stored),
-        "BlockRemoved" => removed(&fields.raw).map(Event::Removed),
-        "AllBlocksCleared" => Ok(Event::Cleared),
-        _ => Err(SkipReason::UnknownTag),
-    }
+fn build<'a>(tag: Read<&str>, fields: Fields<'a>) -> Event<'a> {
+    let event = match tag {
+        Ok("BlockStored") => stored(fields).map(Event::Stored),
+        Ok("BlockRemoved") => removed(fields).map(Event::Removed),
+        Ok("AllBlocksCleared") => Ok(Event::Cleared),
+        Ok(_) => Err(SkipReason::UnknownTag),
+        Err(reason) => Err(reason),
+    };
+    event.unwrap_or_else(|reason| skipped(reason, tag.unwrap_or_default()))
 }
 
 /// The order of the checks decides which reason an event with several faults gives.
 fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
-    let Fields { raw: fields, tokens } = fields;
+    let Fields { raw: fields, tokens, hashes } = fields;
     let fields = &fields;
-    let hashes = hashes(fields)?;
+    let hashes = hashes.map_or_else(|| read_hashes(fields), Ok)?;
     let parent = match fields[PARENT] {
         Some(raw) if !raw.is_nil() => Some(hash(raw.reader().any().map_err(wrong_type)?)?),
         _ => None,
@@ -175,8 +192,10 @@ fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
     Ok(Stored { run, tier, group, kind, window })
 }
 
-fn removed<'a>(fields: &Raws<'a>) -> Read<Removed<'a>> {
-    let hashes = hashes(fields)?;
+fn removed(fields: Fields<'_>) -> Read<Removed<'_>> {
+    let Fields { raw: fields, hashes, .. } = fields;
+    let fields = &fields;
+    let hashes = hashes.map_or_else(|| read_hashes(fields), Ok)?;
     let remaining = match fields[REMAINING] {
         Some(raw) => raw.reader().u32s().map_err(wrong_type)?,
         None => None,
@@ -189,17 +208,20 @@ fn removed<'a>(fields: &Raws<'a>) -> Read<Removed<'a>> {
 }
 
 fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
-    fields[field].map_or(Ok(None), |raw| raw.reader().optional_text().ok_or(SkipReason::WrongType))
+    match fields[field] {
+        None | Some(Raw([0xc0])) => Ok(None),
+        Some(raw) => raw.reader().text().map(Some).map_err(wrong_type),
+    }
 }
 
 fn optional_int(fields: &Raws<'_>, field: usize) -> Read<Option<i64>> {
-    let Some(raw) = fields[field] else {
-        return Ok(None);
-    };
-    match raw.reader().head() {
-        Ok(Head::Nil) => Ok(None),
-        Ok(Head::Int(value)) => Ok(Some(value)),
-        _ => Err(SkipReason::WrongType),
+    match fields[field] {
+        None | Some(Raw([0xc0])) => Ok(None),
+        Some(Raw([small @ ..=0x7f])) => Ok(Some(i64::from(*small))),
+        Some(raw) => match raw.reader().head() {
+            Ok(Head::Int(value)) => Ok(Some(value)),
+            _ => Err(SkipReason::WrongType),
+        },
     }
 }
 
@@ -208,7 +230,8 @@ fn group(fields: &Raws<'_>) -> Read<Option<i64>> {
     if group.is_some_and(|group| !(0..MAX_GROUPS).contains(&group)) { Err(SkipReason::BadGroup) } else { Ok(group) }
 }
 
-fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
+/// Hashes of any kind.
+fn read_hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
     let raw = fields[HASHES].ok_or(SkipReason::MissingField)?;
     let mut reader = raw.reader();
     let Ok(Head::Array(length)) = reader.head() else {
@@ -218,10 +241,6 @@ fn hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
     // one that can't be read at all outweighs one that is no hash, wherever it stands
     let mut bad = None;
     for _ in 0..length {
-        if let Some(hash) = reader.u64() {
-            hashes.push(EngineHash::Unsigned(hash));
-            continue;
-        }
         match hash(reader.any().map_err(wrong_type)?) {
             Ok(hash) => hashes.push(hash),
             Err(reason) => bad = Some(reason),

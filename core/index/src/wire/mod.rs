@@ -4,18 +4,19 @@
 //!
 //! * One bad event costs that event, never its batch; a payload that is no batch is a [`BatchError`], whatever the bytes.
 //! * Lengths that a payload declares are never trusted: nothing is allocated that the payload does not back with bytes,
-//!   and events are decoded one by one, so that a payload of many tiny ones costs no memory either.
+//!   and no more than [`AHEAD`] events are there at a time, so that a payload of many tiny ones costs no memory either.
 //! * Nothing is guessed: a field of the wrong type makes a skipped event that says so.
 //!
 //! The batch is an array `[ts, events, data_parallel_rank?]` (a map with the same names is taken too). Events are arrays
 //! with positional fields up to vLLM 0.23 and maps from 0.24 on; both may be mixed. Shorter and longer arrays and unknown
-//! map keys are fine. The structure of the whole payload is checked before its first event is given out.
+//! map keys are fine. The structure of the whole payload is checked before its first event is given out; the first events
+//! are decoded on that way already, which spares most payloads a second one.
 
 mod event;
 mod reader;
 
 use crate::event::Event;
-use reader::{Head, Raw, Reader};
+use reader::{Head, Malformed, Raw, Reader};
 
 /// Bytes; a larger payload is refused unread.
 pub const MAX_PAYLOAD: usize = 16 << 20;
@@ -34,6 +35,9 @@ pub const MAX_GROUPS: i64 = 256;
 /// The deepest nesting that is read; the real dialects have six levels.
 pub const MAX_DEPTH: u32 = 512;
 
+/// Events that are decoded while the structure is checked; those behind them are stepped over, and decoded one by one.
+const AHEAD: u32 = 64;
+
 /// Why a payload is no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchError {
@@ -49,6 +53,12 @@ pub enum BatchError {
     WrongType,
 }
 
+impl From<Malformed> for BatchError {
+    fn from(_: Malformed) -> Self {
+        Self::NotMsgpack
+    }
+}
+
 /// A batch whose structure is sound; iterate to decode its events.
 #[derive(Debug, Clone)]
 pub struct Batch<'a> {
@@ -56,8 +66,7 @@ pub struct Batch<'a> {
     pub ts: f64,
     /// The data-parallel rank, where the batch says it.
     pub rank: Option<i128>,
-    left: u32,
-    events: Reader<'a>,
+    events: Events<'a>,
 }
 
 impl<'a> Batch<'a> {
@@ -74,18 +83,15 @@ impl<'a> Batch<'a> {
             return Err(BatchError::MissingField);
         };
         let ts = ts.reader().number().ok_or(BatchError::WrongType)?;
-        let mut events = events.reader();
-        let Ok(Head::Array(left)) = events.head() else {
-            return Err(BatchError::WrongType);
-        };
-        if left > MAX_EVENTS {
+        let events = events.ok_or(BatchError::WrongType)?;
+        if events.ahead.len() as u64 + u64::from(events.left) > MAX_EVENTS.into() {
             return Err(BatchError::TooLarge);
         }
         let rank = match fields.rank {
             Some(raw) => raw.reader().optional_int().ok_or(BatchError::WrongType)?,
             None => None,
         };
-        let batch = Self { ts, rank, left, events };
+        let batch = Self { ts, rank, events };
         if payload.len() > MAX_HASHES && batch.has_too_many_hashes() {
             return Err(BatchError::TooLarge);
         }
@@ -108,16 +114,54 @@ impl<'a> Batch<'a> {
 impl<'a> Iterator for Batch<'a> {
     type Item = Event<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        self.left = self.left.checked_sub(1)?;
-        Some(event::decode(&mut self.events))
+        self.events.next()
+    }
+}
+
+/// The events of a batch, some of them decoded.
+#[derive(Debug, Clone)]
+struct Events<'a> {
+    ahead: std::vec::IntoIter<Event<'a>>,
+    /// Behind those.
+    left: u32,
+    behind: Reader<'a>,
+}
+
+impl<'a> Events<'a> {
+    /// Read a list of events; `None` for any other value.
+    fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, Malformed> {
+        if !matches!(reader.peek(), Some(0x90..=0x9f | 0xdc | 0xdd)) {
+            return reader.raw().map(|_| None);
+        }
+        let Head::Array(count) = reader.head()? else {
+            return Err(Malformed);
+        };
+        let decoded = count.min(AHEAD);
+        let mut ahead = Vec::with_capacity(decoded as usize);
+        for _ in 0..decoded {
+            ahead.push(event::decode(reader)?);
+        }
+        let left = count - decoded;
+        let behind = reader.clone();
+        reader.skip_many(left.into(), MAX_DEPTH - 1)?;
+        Ok(Some(Self { ahead: ahead.into_iter(), left, behind }))
+    }
+
+    fn next(&mut self) -> Option<Event<'a>> {
+        self.ahead.next().or_else(|| {
+            self.left = self.left.checked_sub(1)?;
+            event::decode(&mut self.behind).ok()
+        })
     }
 }
 
 #[derive(Default)]
 struct Fields<'a> {
     ts: Option<Raw<'a>>,
-    events: Option<Raw<'a>>,
+    /// Present, and a list.
+    events: Option<Option<Events<'a>>>,
     rank: Option<Raw<'a>>,
 }
 
@@ -130,27 +174,24 @@ impl<'a> Fields<'a> {
             Some(0x80..=0x9f | 0xdc..=0xdf) => {}
             Some(_) => return Err(BatchError::NotABatch),
         }
-        match reader.head().map_err(|_| BatchError::NotMsgpack)? {
+        match reader.head()? {
             Head::Array(length) => {
                 for at in 0..length {
-                    let raw = reader.raw().map_err(|_| BatchError::NotMsgpack)?;
                     match at {
-                        0 => fields.ts = Some(raw),
-                        1 => fields.events = Some(raw),
-                        2 => fields.rank = Some(raw),
-                        _ => {}
+                        0 => fields.ts = Some(reader.raw()?),
+                        1 => fields.events = Some(Events::read(&mut reader)?),
+                        2 => fields.rank = Some(reader.raw()?),
+                        _ => drop(reader.raw()?),
                     }
                 }
             }
             Head::Map(length) => {
                 for _ in 0..length {
-                    let name = reader.text().map_err(|_| BatchError::NotMsgpack)?;
-                    let raw = reader.raw().map_err(|_| BatchError::NotMsgpack)?;
-                    match name {
-                        "ts" => fields.ts = Some(raw),
-                        "events" => fields.events = Some(raw),
-                        "data_parallel_rank" => fields.rank = Some(raw),
-                        _ => {}
+                    match reader.text()? {
+                        "ts" => fields.ts = Some(reader.raw()?),
+                        "events" => fields.events = Some(Events::read(&mut reader)?),
+                        "data_parallel_rank" => fields.rank = Some(reader.raw()?),
+                        _ => drop(reader.raw()?),
                     }
                 }
             }

@@ -150,13 +150,23 @@ impl<'a> Reader<'a> {
     /// Step over one value and return its bytes; only the structure is checked.
     #[inline]
     pub(super) fn raw(&mut self) -> Result<Raw<'a>, Malformed> {
+        self.raw_within(MAX_DEPTH)
+    }
+
+    /// The same for a value that may be nested so deeply.
+    #[inline]
+    pub(super) fn raw_within(&mut self, depth: u32) -> Result<Raw<'a>, Malformed> {
         let before = self.rest;
-        self.skip_many(1, MAX_DEPTH)?;
+        let size = usize::from(SIZES[usize::from(*before.first().ok_or(Malformed)?)]);
+        if size > 0 {
+            return self.take(size).map(Raw);
+        }
+        self.skip_long(depth)?;
         Ok(Raw(&before[..before.len() - self.rest.len()]))
     }
 
     /// Step over so many values, which may be nested so deeply each.
-    fn skip_many(&mut self, count: u64, depth: u32) -> Result<(), Malformed> {
+    pub(super) fn skip_many(&mut self, count: u64, depth: u32) -> Result<(), Malformed> {
         let mut rest = self.rest;
         for _ in 0..count {
             let first = rest.first().ok_or(Malformed)?;
@@ -187,29 +197,28 @@ impl<'a> Reader<'a> {
     }
 
     /// A string, and nothing else.
+    #[inline]
     pub(super) fn text(&mut self) -> Result<&'a str, Malformed> {
-        match self.head()? {
-            Head::Str(length) => self.utf8(length),
-            _ => Err(Malformed),
-        }
+        let bytes = self.string(0)?.ok_or(Malformed)?;
+        std::str::from_utf8(bytes).map_err(|_| Malformed)
     }
 
-    /// The bytes of a string, which may be no UTF-8; `None` for anything else, stepped over.
+    /// The bytes of a string, which may be no UTF-8; `None` for anything else, nested so deeply at most, stepped over.
     #[inline]
-    pub(super) fn string(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+    pub(super) fn string(&mut self, depth: u32) -> Result<Option<&'a [u8]>, Malformed> {
         if let Some((first @ 0xa0..=0xbf, rest)) = self.rest.split_first()
             && let Some((bytes, rest)) = rest.split_at_checked(usize::from(first & 0x1f))
         {
             self.rest = rest;
             return Ok(Some(bytes));
         }
-        self.long_string()
+        self.long_string(depth)
     }
 
-    fn long_string(&mut self) -> Result<Option<&'a [u8]>, Malformed> {
+    fn long_string(&mut self, depth: u32) -> Result<Option<&'a [u8]>, Malformed> {
         let mut string = self.clone();
         let Head::Str(length) = string.head()? else {
-            return self.raw().map(|_| None);
+            return self.raw_within(depth).map(|_| None);
         };
         let bytes = string.take(length as usize)?;
         *self = string;
@@ -218,15 +227,6 @@ impl<'a> Reader<'a> {
 
     fn utf8(&mut self, length: u32) -> Result<&'a str, Malformed> {
         std::str::from_utf8(self.take(length as usize)?).map_err(|_| Malformed)
-    }
-
-    /// A string or nil.
-    pub(super) fn optional_text(&mut self) -> Option<Option<&'a str>> {
-        match self.head().ok()? {
-            Head::Nil => Some(None),
-            Head::Str(length) => self.utf8(length).ok().map(Some),
-            _ => None,
-        }
     }
 
     /// An integer or nil.
@@ -249,14 +249,20 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An integer above 2³² − 1, as hashes nearly always are; `None` where something else comes, which is left there.
+    /// A list of integers above 2³² − 1 alone, as lists of hashes nearly always are. Nothing is read where it is not.
     #[inline]
-    pub(super) fn u64(&mut self) -> Option<u64> {
-        let ([0xcf, value @ ..], rest) = self.rest.split_first_chunk::<9>()? else {
+    pub(super) fn u64s(&mut self) -> Option<impl Iterator<Item = u64> + use<'a>> {
+        let mut list = self.clone();
+        let Ok(Head::Array(length)) = list.head() else {
             return None;
         };
+        let (items, rest) = list.rest.split_at_checked(9 * length as usize)?;
+        let (items, _) = items.as_chunks::<9>();
+        if !items.iter().all(|item| item[0] == 0xcf) {
+            return None;
+        }
         self.rest = rest;
-        Some(u64::from_be_bytes(*value))
+        Some(items.iter().map(|[_, value @ ..]| u64::from_be_bytes(*value)))
     }
 
     /// Step over so many nils; false where something else is among them.
@@ -268,14 +274,12 @@ impl<'a> Reader<'a> {
         nils.iter().all(|byte| *byte == 0xc0)
     }
 
-    /// A list of unsigned 32-bit integers; nil is none. Where it is something else, the reader steps over that.
+    /// A list of unsigned 32-bit integers; nil is none. Nothing is read where it is something else.
     pub(super) fn u32s(&mut self) -> Result<Option<Vec<u32>>, Malformed> {
         let mut list = self.clone();
-        if let Ok(values) = list.read_u32s() {
-            *self = list;
-            return Ok(values);
-        }
-        self.raw().and(Err(Malformed))
+        let values = list.read_u32s()?;
+        *self = list;
+        Ok(values)
     }
 
     fn read_u32s(&mut self) -> Result<Option<Vec<u32>>, Malformed> {
