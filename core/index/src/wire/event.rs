@@ -61,26 +61,70 @@ struct Fields<'a> {
     /// What can be read at once is: stepping over it first would cost as much again.
     tokens: Option<Result<Option<Vec<u32>>, Malformed>>,
     hashes: Option<Vec<EngineHash<'a>>>,
+    /// Of so many blocks, none has extra keys.
+    nils: Option<u32>,
 }
 
 impl<'a> Fields<'a> {
+    /// Read the fields of a map of so many, as far as they come in the order in which engines send them (some or all).
+    /// Returns how many are left: an order that is known costs less than looking at each name.
+    fn take_in_order(&mut self, length: u32, reader: &mut Reader<'a>) -> Result<u32, Malformed> {
+        let mut left = length;
+        macro_rules! take {
+            ($($name:literal => $field:ident),*) => {$(
+                if left > 0 && reader.skips($name) {
+                    self.take($field, reader)?;
+                    left -= 1;
+                }
+            )*};
+        }
+        take! {
+            b"\xa4type" => TYPE,
+            b"\xacblock_hashes" => HASHES,
+            b"\xb1parent_block_hash" => PARENT,
+            b"\xa9token_ids" => TOKENS,
+            b"\xaablock_size" => BLOCK_SIZE,
+            b"\xa7lora_id" => LORA_ID,
+            b"\xa6medium" => MEDIUM,
+            b"\xa9lora_name" => LORA_NAME,
+            b"\xaaextra_keys" => EXTRA_KEYS,
+            b"\xa9group_idx" => GROUP,
+            b"\xb2kv_cache_spec_kind" => KIND,
+            b"\xbckv_cache_spec_sliding_window" => WINDOW
+        }
+        Ok(left)
+    }
+
     /// Read the value of a field.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, field: usize, reader: &mut Reader<'a>) -> Result<(), Malformed> {
         match field {
-            TOKENS => {
-                let tokens = reader.u32s();
-                if tokens.is_err() {
-                    reader.raw_within(VALUE_DEPTH)?;
-                }
-                self.tokens = Some(tokens);
-            }
-            HASHES => {
-                self.hashes = reader.u64s().map(|hashes| hashes.map(EngineHash::Unsigned).collect());
-                self.raw[HASHES] = if self.hashes.is_some() { None } else { Some(reader.raw_within(VALUE_DEPTH)?) };
-            }
+            TOKENS => self.take_tokens(reader)?,
+            HASHES => self.take_hashes(reader)?,
+            EXTRA_KEYS => self.take_extra_keys(reader)?,
             _ => self.raw[field] = Some(reader.raw_within(VALUE_DEPTH)?),
         }
+        Ok(())
+    }
+
+    fn take_tokens(&mut self, reader: &mut Reader<'a>) -> Result<(), Malformed> {
+        let tokens = reader.u32s();
+        if tokens.is_err() {
+            reader.raw_within(VALUE_DEPTH)?;
+        }
+        self.tokens = Some(tokens);
+        Ok(())
+    }
+
+    fn take_extra_keys(&mut self, reader: &mut Reader<'a>) -> Result<(), Malformed> {
+        self.nils = reader.nils();
+        self.raw[EXTRA_KEYS] = if self.nils.is_some() { None } else { Some(reader.raw_within(VALUE_DEPTH)?) };
+        Ok(())
+    }
+
+    fn take_hashes(&mut self, reader: &mut Reader<'a>) -> Result<(), Malformed> {
+        self.hashes = reader.u64s().map(|hashes| hashes.map(EngineHash::Unsigned).collect());
+        self.raw[HASHES] = if self.hashes.is_some() { None } else { Some(reader.raw_within(VALUE_DEPTH)?) };
         Ok(())
     }
 }
@@ -114,13 +158,11 @@ fn may_remove(tag: &str) -> bool {
 }
 
 fn tag_of(raw: Raw<'_>) -> Read<&str> {
-    raw.reader().text().map_err(|_| SkipReason::NoTag)
+    text(raw).map_err(|_| SkipReason::NoTag)
 }
 
 fn from_array<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
-    let Head::Array(length) = reader.head()? else {
-        return Err(Malformed);
-    };
+    let length = reader.array()?;
     if length == 0 {
         return Ok(skipped(SkipReason::NoTag, ""));
     }
@@ -132,16 +174,15 @@ fn from_array<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
         fields.take(*field, reader)?;
     }
     reader.skip_many(u64::from(length) - 1 - known as u64, VALUE_DEPTH)?;
-    Ok(build(tag, fields))
+    Ok(build(tag, &mut fields))
 }
 
 fn from_map<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
-    let Head::Map(length) = reader.head()? else {
-        return Err(Malformed);
-    };
+    let length = reader.map()?;
     let mut fields = Fields::default();
+    let left = fields.take_in_order(length, reader)?;
     let mut names_are_text = true;
-    for _ in 0..length {
+    for _ in 0..left {
         let name = reader.string(VALUE_DEPTH)?;
         if let Some(field) = name.and_then(field_of) {
             fields.take(field, reader)?;
@@ -153,10 +194,10 @@ fn from_map<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
     if !names_are_text {
         return Ok(skipped(SkipReason::WrongType, ""));
     }
-    Ok(build(fields.raw[TYPE].ok_or(SkipReason::NoTag).and_then(tag_of), fields))
+    Ok(build(fields.raw[TYPE].ok_or(SkipReason::NoTag).and_then(tag_of), &mut fields))
 }
 
-fn build<'a>(tag: Read<&str>, fields: Fields<'a>) -> Event<'a> {
+fn build<'a>(tag: Read<&str>, fields: &mut Fields<'a>) -> Event<'a> {
     let event = match tag {
         Ok("BlockStored") => stored(fields).map(Event::Stored),
         Ok("BlockRemoved") => removed(fields).map(Event::Removed),
@@ -168,13 +209,15 @@ fn build<'a>(tag: Read<&str>, fields: Fields<'a>) -> Event<'a> {
 }
 
 /// The order of the checks decides which reason an event with several faults gives.
-fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
-    let Fields { raw: fields, tokens, hashes } = fields;
-    let fields = &fields;
-    let hashes = hashes.map_or_else(|| read_hashes(fields), Ok)?;
+fn stored<'a>(fields: &mut Fields<'a>) -> Read<Stored<'a>> {
+    let hashes = fields.hashes.take().map_or_else(|| read_hashes(&fields.raw), Ok)?;
+    let (tokens, nils, fields) = (fields.tokens.take(), fields.nils, &fields.raw);
     let parent = match fields[PARENT] {
-        Some(raw) if !raw.is_nil() => Some(hash(raw.reader().any().map_err(wrong_type)?)?),
-        _ => None,
+        None | Some(Raw([0xc0])) => None,
+        Some(raw) => match raw.u64() {
+            Some(hash) => Some(EngineHash::Unsigned(hash)),
+            None => Some(hash(raw.reader().any().map_err(wrong_type)?)?),
+        },
     };
     let lora_name = optional_text(fields, LORA_NAME)?;
     let lora_id = optional_int(fields, LORA_ID)?;
@@ -182,7 +225,11 @@ fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
     let block_size = u32::try_from(block_size).ok().filter(|size| *size < 1 << 31).ok_or(SkipReason::BadBlockSize)?;
     let tokens = tokens.transpose().map_err(|_| SkipReason::BadToken)?.flatten().unwrap_or_default();
     let tier = Tier::of_medium(optional_text(fields, MEDIUM)?);
-    let extra_keys = extra_keys(fields[EXTRA_KEYS], hashes.len(), lora_name, parent.is_none())?;
+    let extra_keys = match nils {
+        Some(blocks) if blocks as usize == hashes.len() => Some(Vec::new()),
+        Some(_) => return Err(SkipReason::WrongType),
+        None => extra_keys(fields[EXTRA_KEYS], hashes.len(), lora_name, parent.is_none())?,
+    };
     let group = group(fields)?.unwrap_or(0);
     let kind = optional_text(fields, KIND)?.map(Kind::of_spec);
     let window = optional_int(fields, WINDOW)?;
@@ -192,10 +239,9 @@ fn stored(fields: Fields<'_>) -> Read<Stored<'_>> {
     Ok(Stored { run, tier, group, kind, window })
 }
 
-fn removed(fields: Fields<'_>) -> Read<Removed<'_>> {
-    let Fields { raw: fields, hashes, .. } = fields;
-    let fields = &fields;
-    let hashes = hashes.map_or_else(|| read_hashes(fields), Ok)?;
+fn removed<'a>(fields: &mut Fields<'a>) -> Read<Removed<'a>> {
+    let hashes = fields.hashes.take().map_or_else(|| read_hashes(&fields.raw), Ok)?;
+    let fields = &fields.raw;
     let remaining = match fields[REMAINING] {
         Some(raw) => raw.reader().u32s().map_err(wrong_type)?,
         None => None,
@@ -207,10 +253,22 @@ fn removed(fields: Fields<'_>) -> Read<Removed<'_>> {
     Ok(Removed { hashes, tier, group: group(fields)?, remaining })
 }
 
+/// A string. Those that nearly all events have are compared: checking that they are UTF-8 takes longer.
+#[inline]
+fn text(raw: Raw<'_>) -> Result<&str, Malformed> {
+    match raw.0 {
+        b"\xabBlockStored" => Ok("BlockStored"),
+        b"\xacBlockRemoved" => Ok("BlockRemoved"),
+        b"\xa3GPU" => Ok("GPU"),
+        b"\xaefull_attention" => Ok("full_attention"),
+        _ => raw.reader().text(),
+    }
+}
+
 fn optional_text<'a>(fields: &Raws<'a>, field: usize) -> Read<Option<&'a str>> {
     match fields[field] {
         None | Some(Raw([0xc0])) => Ok(None),
-        Some(raw) => raw.reader().text().map(Some).map_err(wrong_type),
+        Some(raw) => text(raw).map(Some).map_err(wrong_type),
     }
 }
 
@@ -234,9 +292,7 @@ fn group(fields: &Raws<'_>) -> Read<Option<i64>> {
 fn read_hashes<'a>(fields: &Raws<'a>) -> Read<Vec<EngineHash<'a>>> {
     let raw = fields[HASHES].ok_or(SkipReason::MissingField)?;
     let mut reader = raw.reader();
-    let Ok(Head::Array(length)) = reader.head() else {
-        return Err(SkipReason::WrongType);
-    };
+    let length = reader.array().map_err(wrong_type)?;
     let mut hashes = Vec::with_capacity((length as usize).min(raw.0.len()));
     // one that can't be read at all outweighs one that is no hash, wherever it stands
     let mut bad = None;
@@ -269,14 +325,9 @@ fn extra_keys<'a>(
         return Ok(None);
     };
     let mut reader = raw.reader();
-    let Ok(Head::Array(length)) = reader.head() else {
-        return Err(SkipReason::WrongType);
-    };
+    let length = reader.array().map_err(wrong_type)?;
     if length as usize != blocks {
         return Err(SkipReason::WrongType);
-    }
-    if reader.clone().nils(blocks) {
-        return Ok(Some(Vec::new()));
     }
     let mut per_block = Vec::with_capacity(blocks);
     for at in 0..blocks {
@@ -292,9 +343,7 @@ fn extra_keys<'a>(
 /// context. Another string is the salt in a prompt's first block, and an image's identifier in later ones (0.17, 0.18).
 fn typed<'a>(keys: Raw<'a>, lora_name: Option<&str>, first_block: bool) -> Read<Vec<ExtraKey<'a>>> {
     let mut reader = keys.reader();
-    let Ok(Head::Array(length)) = reader.head() else {
-        return Err(SkipReason::WrongType);
-    };
+    let length = reader.array().map_err(wrong_type)?;
     let mut typed = Vec::new();
     let mut adapter = lora_name;
     for _ in 0..length {

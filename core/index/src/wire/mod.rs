@@ -16,7 +16,7 @@ mod event;
 mod reader;
 
 use crate::event::Event;
-use reader::{Head, Malformed, Raw, Reader};
+use reader::{Malformed, Raw, Reader};
 
 /// Bytes; a larger payload is refused unread.
 pub const MAX_PAYLOAD: usize = 16 << 20;
@@ -135,9 +135,7 @@ impl<'a> Events<'a> {
         if !matches!(reader.peek(), Some(0x90..=0x9f | 0xdc | 0xdd)) {
             return reader.raw().map(|_| None);
         }
-        let Head::Array(count) = reader.head()? else {
-            return Err(Malformed);
-        };
+        let count = reader.array()?;
         let decoded = count.min(AHEAD);
         let mut ahead = Vec::with_capacity(decoded as usize);
         for _ in 0..decoded {
@@ -171,12 +169,8 @@ impl<'a> Fields<'a> {
         let mut fields = Self::default();
         match payload.first() {
             None => return Err(BatchError::NotMsgpack),
-            Some(0x80..=0x9f | 0xdc..=0xdf) => {}
-            Some(_) => return Err(BatchError::NotABatch),
-        }
-        match reader.head()? {
-            Head::Array(length) => {
-                for at in 0..length {
+            Some(0x90..=0x9f | 0xdc | 0xdd) => {
+                for at in 0..reader.array()? {
                     match at {
                         0 => fields.ts = Some(reader.raw()?),
                         1 => fields.events = Some(Events::read(&mut reader)?),
@@ -185,8 +179,8 @@ impl<'a> Fields<'a> {
                     }
                 }
             }
-            Head::Map(length) => {
-                for _ in 0..length {
+            Some(0x80..=0x8f | 0xde | 0xdf) => {
+                for _ in 0..reader.map()? {
                     match reader.text()? {
                         "ts" => fields.ts = Some(reader.raw()?),
                         "events" => fields.events = Some(Events::read(&mut reader)?),
@@ -195,7 +189,7 @@ impl<'a> Fields<'a> {
                     }
                 }
             }
-            _ => return Err(BatchError::NotABatch),
+            Some(_) => return Err(BatchError::NotABatch),
         }
         if reader.is_at_end() { Ok(fields) } else { Err(BatchError::NotMsgpack) }
     }

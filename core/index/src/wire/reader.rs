@@ -46,6 +46,15 @@ impl<'a> Raw<'a> {
     pub(super) fn is_nil(self) -> bool {
         self.0.first() == Some(&0xc0)
     }
+
+    /// An integer of 64 bits, unsigned by its first byte; `None` for anything else.
+    #[inline]
+    pub(super) fn u64(self) -> Option<u64> {
+        match self.0.as_array::<9>() {
+            Some([0xcf, value @ ..]) => Some(u64::from_be_bytes(*value)),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -147,6 +156,44 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Read the start of a list: how many items come. Nothing is read where it is something else.
+    #[inline]
+    pub(super) fn array(&mut self) -> Result<u32, Malformed> {
+        let (length, rest) = match *self.rest {
+            [first @ 0x90..=0x9f, ref rest @ ..] => (u32::from(first & 0x0f), rest),
+            [0xdc, a, b, ref rest @ ..] => (u32::from(u16::from_be_bytes([a, b])), rest),
+            [0xdd, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
+            _ => return Err(Malformed),
+        };
+        self.rest = rest;
+        Ok(length)
+    }
+
+    /// Read the start of a map: how many pairs come. Nothing is read where it is something else.
+    #[inline]
+    pub(super) fn map(&mut self) -> Result<u32, Malformed> {
+        let (length, rest) = match *self.rest {
+            [first @ 0x80..=0x8f, ref rest @ ..] => (u32::from(first & 0x0f), rest),
+            [0xde, a, b, ref rest @ ..] => (u32::from(u16::from_be_bytes([a, b])), rest),
+            [0xdf, a, b, c, d, ref rest @ ..] => (u32::from_be_bytes([a, b, c, d]), rest),
+            _ => return Err(Malformed),
+        };
+        self.rest = rest;
+        Ok(length)
+    }
+
+    /// Step over these bytes, if they are what comes next.
+    #[inline(always)]
+    pub(super) fn skips<const N: usize>(&mut self, expected: &[u8; N]) -> bool {
+        match self.rest.split_first_chunk() {
+            Some((bytes, rest)) if bytes == expected => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Step over one value and return its bytes; only the structure is checked.
     #[inline]
     pub(super) fn raw(&mut self) -> Result<Raw<'a>, Malformed> {
@@ -230,7 +277,11 @@ impl<'a> Reader<'a> {
     }
 
     /// An integer or nil.
+    #[inline]
     pub(super) fn optional_int(&mut self) -> Option<Option<i128>> {
+        if let [small @ ..=0x7f] = self.rest {
+            return Some(Some((*small).into()));
+        }
         match self.head().ok()? {
             Head::Nil => Some(None),
             Head::Int(value) => Some(Some(value.into())),
@@ -240,7 +291,11 @@ impl<'a> Reader<'a> {
     }
 
     /// An integer or a float.
+    #[inline]
     pub(super) fn number(&mut self) -> Option<f64> {
+        if let Some(([0xcb, value @ ..], _)) = self.rest.split_first_chunk::<9>() {
+            return Some(f64::from_be_bytes(*value));
+        }
         match self.head().ok()? {
             Head::Int(value) => Some(value as f64),
             Head::Large(value) => Some(value as f64),
@@ -253,9 +308,7 @@ impl<'a> Reader<'a> {
     #[inline]
     pub(super) fn u64s(&mut self) -> Option<impl Iterator<Item = u64> + use<'a>> {
         let mut list = self.clone();
-        let Ok(Head::Array(length)) = list.head() else {
-            return None;
-        };
+        let length = list.array().ok()?;
         let (items, rest) = list.rest.split_at_checked(9 * length as usize)?;
         let (items, _) = items.as_chunks::<9>();
         if !items.iter().all(|item| item[0] == 0xcf) {
@@ -265,13 +318,17 @@ impl<'a> Reader<'a> {
         Some(items.iter().map(|[_, value @ ..]| u64::from_be_bytes(*value)))
     }
 
-    /// Step over so many nils; false where something else is among them.
-    pub(super) fn nils(&mut self, count: usize) -> bool {
-        let Some((nils, rest)) = self.rest.split_at_checked(count) else {
-            return false;
-        };
-        self.rest = rest;
-        nils.iter().all(|byte| *byte == 0xc0)
+    /// A list of nils alone: how many. Nothing is read where it is something else.
+    #[inline]
+    pub(super) fn nils(&mut self) -> Option<u32> {
+        let mut list = self.clone();
+        let count = list.array().ok()?;
+        let nils = list.take(count as usize).ok()?;
+        if nils.iter().any(|byte| *byte != 0xc0) {
+            return None;
+        }
+        *self = list;
+        Some(count)
     }
 
     /// A list of unsigned 32-bit integers; nil is none. Nothing is read where it is something else.
@@ -283,37 +340,57 @@ impl<'a> Reader<'a> {
     }
 
     fn read_u32s(&mut self) -> Result<Option<Vec<u32>>, Malformed> {
-        let length = match self.head()? {
-            Head::Nil => return Ok(None),
-            Head::Array(length) => length as usize,
-            _ => return Err(Malformed),
-        };
+        if self.skips(&[0xc0]) {
+            return Ok(None);
+        }
+        let length = self.array()? as usize;
         if length > self.rest.len() {
             return Err(Malformed);
         }
-        let mut values = vec![0; length];
-        let mut rest = self.rest;
-        for value in &mut values {
-            // a window that is longer than needed: so its bounds are those of all that is done in it
-            *value = match rest.first_chunk::<16>() {
-                // of 8, 16 or 32 bits: without a branch between them, since in a list of tokens it can't be predicted
-                Some([first @ 0xcc..=0xce, a, b, c, d, ..]) => {
-                    let bytes = int_bytes(*first);
-                    rest = &rest[1 + bytes..];
-                    u32::from_be_bytes([*a, *b, *c, *d]) >> (32 - 8 * bytes)
-                }
-                _ => {
-                    self.rest = rest;
-                    let Head::Int(value) = self.head()? else {
-                        return Err(Malformed);
-                    };
-                    rest = self.rest;
-                    u32::try_from(value).map_err(|_| Malformed)?
-                }
+        let mut values = Vec::with_capacity(length);
+        while length - values.len() >= SOME {
+            let Some(some) = self.some_u32s() else {
+                break;
             };
+            values.extend_from_slice(&some);
         }
-        self.rest = rest;
+        while values.len() < length {
+            let Head::Int(value) = self.head()? else {
+                return Err(Malformed);
+            };
+            values.push(u32::try_from(value).map_err(|_| Malformed)?);
+        }
         Ok(Some(values))
+    }
+
+    /// The next integers, if so many are of 8, 16 or 32 bits, and the payload does not end soon.
+    #[inline]
+    fn some_u32s(&mut self) -> Option<[u32; SOME]> {
+        // A window with room for all of them: so that one check of its length is enough. The mask changes nothing, but
+        // tells the compiler so.
+        const MASK: usize = 127;
+        const { assert!(5 * SOME <= MASK) };
+        let window = self.rest.first_chunk::<{ MASK + 5 }>()?;
+        let mut at = 0;
+        let mut some = [0; SOME];
+        for value in &mut some {
+            let start = at & MASK;
+            let first = window[start];
+            if matches!(first, 0xcc..=0xce) {
+                // without a branch between the widths, since in a list of tokens it can't be predicted
+                let bytes = int_bytes(first);
+                let wide = [window[start + 1], window[start + 2], window[start + 3], window[start + 4]];
+                *value = u32::from_be_bytes(wide) >> (32 - 8 * bytes);
+                at += 1 + bytes;
+            } else if first < 0x80 {
+                *value = first.into();
+                at += 1;
+            } else {
+                return None;
+            }
+        }
+        self.rest = &self.rest[at..];
+        Some(some)
     }
 
     /// Any value, its contents checked: UTF-8, timestamps, map keys.
@@ -357,6 +434,9 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+/// Integers that are read at a time.
+const SOME: usize = 16;
 
 /// Bytes of a value whose first byte tells them: of all but long strings, containers with something in them, and what is
 /// no msgpack. 0: of those.
