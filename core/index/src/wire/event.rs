@@ -66,10 +66,48 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Read an event that is an array. Returns its tag.
+    fn take_array(&mut self, reader: &mut Reader<'a>) -> Result<Read<&'a str>, Malformed> {
+        let length = reader.array()?;
+        if length == 0 {
+            return Ok(Err(SkipReason::NoTag));
+        }
+        let tag = tag_of(reader.raw_within(VALUE_DEPTH)?);
+        let positions = if tag == Ok("BlockRemoved") { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
+        let known = positions.len().min(length as usize - 1);
+        for field in &positions[..known] {
+            self.take(*field, reader)?;
+        }
+        reader.skip_many(u64::from(length) - 1 - known as u64, VALUE_DEPTH)?;
+        Ok(tag)
+    }
+
+    /// Read an event that is a map. Returns its tag.
+    fn take_map(&mut self, reader: &mut Reader<'a>) -> Result<Read<&'a str>, Malformed> {
+        let length = reader.map()?;
+        let left = self.take_in_order(length, reader)?;
+        let mut names_are_text = true;
+        for _ in 0..left {
+            let name = reader.string(VALUE_DEPTH)?;
+            if let Some(field) = name.and_then(field_of) {
+                self.take(field, reader)?;
+                continue;
+            }
+            reader.raw_within(VALUE_DEPTH)?;
+            names_are_text &= name.is_some_and(|name| std::str::from_utf8(name).is_ok());
+        }
+        Ok(if names_are_text {
+            self.raw[TYPE].ok_or(SkipReason::NoTag).and_then(tag_of)
+        } else {
+            Err(SkipReason::WrongType)
+        })
+    }
+
     /// Read the fields of a map of so many, as far as they come in the order in which engines send them (some or all).
     /// Returns how many are left: an order that is known costs less than looking at each name.
-    fn take_in_order(&mut self, length: u32, reader: &mut Reader<'a>) -> Result<u32, Malformed> {
+    fn take_in_order(&mut self, length: u32, given: &mut Reader<'a>) -> Result<u32, Malformed> {
         let mut left = length;
+        let reader = &mut given.clone();
         macro_rules! take {
             ($($name:literal => $field:ident),*) => {$(
                 if left > 0 && reader.skips($name) {
@@ -92,6 +130,7 @@ impl<'a> Fields<'a> {
             b"\xb2kv_cache_spec_kind" => KIND,
             b"\xbckv_cache_spec_sliding_window" => WINDOW
         }
+        *given = reader.clone();
         Ok(left)
     }
 
@@ -99,9 +138,9 @@ impl<'a> Fields<'a> {
     #[inline(always)]
     fn take(&mut self, field: usize, reader: &mut Reader<'a>) -> Result<(), Malformed> {
         match field {
-            TOKENS => self.take_tokens(reader)?,
-            HASHES => self.take_hashes(reader)?,
-            EXTRA_KEYS => self.take_extra_keys(reader)?,
+            TOKENS => reader.lend(|reader| self.take_tokens(reader))?,
+            HASHES => reader.lend(|reader| self.take_hashes(reader))?,
+            EXTRA_KEYS => reader.lend(|reader| self.take_extra_keys(reader))?,
             _ => self.raw[field] = Some(reader.raw_within(VALUE_DEPTH)?),
         }
         Ok(())
@@ -131,20 +170,19 @@ impl<'a> Fields<'a> {
 
 type Read<T> = Result<T, SkipReason>;
 
-/// Decode the event at which the reader stands; it stands behind it then, whatever is wrong with the event.
+/// Decode the event at which the reader stands into the list; it stands behind it then, whatever is wrong with the event.
 ///
 /// # Errors
 /// [`Malformed`] where its structure is not sound: then no event of the batch counts.
-pub(super) fn decode<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
-    match reader.peek() {
-        Some(0x90..=0x9f | 0xdc | 0xdd) => from_array(reader),
-        Some(0x80..=0x8f | 0xde | 0xdf) => from_map(reader),
-        _ => reader.raw_within(MAX_DEPTH - 1).map(|_| skipped(SkipReason::NotAnEvent, "")),
-    }
-}
-
-fn skipped<'a>(reason: SkipReason, tag: &str) -> Event<'a> {
-    Event::Skipped { reason, may_remove: may_remove(tag) }
+pub(super) fn decode<'a>(reader: &mut Reader<'a>, events: &mut Vec<Event<'a>>) -> Result<(), Malformed> {
+    let mut fields = Fields::default();
+    let tag = match reader.peek() {
+        Some(0x90..=0x9f | 0xdc | 0xdd) => fields.take_array(reader)?,
+        Some(0x80..=0x8f | 0xde | 0xdf) => fields.take_map(reader)?,
+        _ => reader.raw_within(MAX_DEPTH - 1).map(|_| Err(SkipReason::NotAnEvent))?,
+    };
+    events.push(build(tag, &mut fields));
+    Ok(())
 }
 
 fn wrong_type(_: Malformed) -> SkipReason {
@@ -161,42 +199,6 @@ fn tag_of(raw: Raw<'_>) -> Read<&str> {
     text(raw).map_err(|_| SkipReason::NoTag)
 }
 
-fn from_array<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
-    let length = reader.array()?;
-    if length == 0 {
-        return Ok(skipped(SkipReason::NoTag, ""));
-    }
-    let tag = tag_of(reader.raw_within(VALUE_DEPTH)?);
-    let positions = if tag == Ok("BlockRemoved") { &REMOVED_POSITIONS[..] } else { &STORED_POSITIONS };
-    let known = positions.len().min(length as usize - 1);
-    let mut fields = Fields::default();
-    for field in &positions[..known] {
-        fields.take(*field, reader)?;
-    }
-    reader.skip_many(u64::from(length) - 1 - known as u64, VALUE_DEPTH)?;
-    Ok(build(tag, &mut fields))
-}
-
-fn from_map<'a>(reader: &mut Reader<'a>) -> Result<Event<'a>, Malformed> {
-    let length = reader.map()?;
-    let mut fields = Fields::default();
-    let left = fields.take_in_order(length, reader)?;
-    let mut names_are_text = true;
-    for _ in 0..left {
-        let name = reader.string(VALUE_DEPTH)?;
-        if let Some(field) = name.and_then(field_of) {
-            fields.take(field, reader)?;
-            continue;
-        }
-        reader.raw_within(VALUE_DEPTH)?;
-        names_are_text &= name.is_some_and(|name| std::str::from_utf8(name).is_ok());
-    }
-    if !names_are_text {
-        return Ok(skipped(SkipReason::WrongType, ""));
-    }
-    Ok(build(fields.raw[TYPE].ok_or(SkipReason::NoTag).and_then(tag_of), &mut fields))
-}
-
 fn build<'a>(tag: Read<&str>, fields: &mut Fields<'a>) -> Event<'a> {
     let event = match tag {
         Ok("BlockStored") => stored(fields).map(Event::Stored),
@@ -205,7 +207,7 @@ fn build<'a>(tag: Read<&str>, fields: &mut Fields<'a>) -> Event<'a> {
         Ok(_) => Err(SkipReason::UnknownTag),
         Err(reason) => Err(reason),
     };
-    event.unwrap_or_else(|reason| skipped(reason, tag.unwrap_or_default()))
+    event.unwrap_or_else(|reason| Event::Skipped { reason, may_remove: may_remove(tag.unwrap_or_default()) })
 }
 
 /// The order of the checks decides which reason an event with several faults gives.

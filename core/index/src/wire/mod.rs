@@ -15,6 +15,8 @@
 mod event;
 mod reader;
 
+use std::vec;
+
 use crate::event::Event;
 use reader::{Malformed, Raw, Reader};
 
@@ -35,7 +37,7 @@ pub const MAX_GROUPS: i64 = 256;
 /// The deepest nesting that is read; the real dialects have six levels.
 pub const MAX_DEPTH: u32 = 512;
 
-/// Events that are decoded while the structure is checked; those behind them are stepped over, and decoded one by one.
+/// Events that are decoded at a time: the first ones while the structure is checked; those behind are stepped over then.
 const AHEAD: u32 = 64;
 
 /// Why a payload is no batch.
@@ -84,7 +86,7 @@ impl<'a> Batch<'a> {
         };
         let ts = ts.reader().number().ok_or(BatchError::WrongType)?;
         let events = events.ok_or(BatchError::WrongType)?;
-        if events.ahead.len() as u64 + u64::from(events.left) > MAX_EVENTS.into() {
+        if events.decoded.len() as u64 + u64::from(events.left) > MAX_EVENTS.into() {
             return Err(BatchError::TooLarge);
         }
         let rank = match fields.rank {
@@ -120,11 +122,11 @@ impl<'a> Iterator for Batch<'a> {
     }
 }
 
-/// The events of a batch, some of them decoded.
+/// The events of a batch.
 #[derive(Debug, Clone)]
 struct Events<'a> {
-    ahead: std::vec::IntoIter<Event<'a>>,
-    /// Behind those.
+    decoded: vec::IntoIter<Event<'a>>,
+    /// How many come behind those, and where.
     left: u32,
     behind: Reader<'a>,
 }
@@ -135,23 +137,34 @@ impl<'a> Events<'a> {
         if !matches!(reader.peek(), Some(0x90..=0x9f | 0xdc | 0xdd)) {
             return reader.raw().map(|_| None);
         }
-        let count = reader.array()?;
-        let decoded = count.min(AHEAD);
-        let mut ahead = Vec::with_capacity(decoded as usize);
-        for _ in 0..decoded {
-            ahead.push(event::decode(reader)?);
-        }
-        let left = count - decoded;
-        let behind = reader.clone();
-        reader.skip_many(left.into(), MAX_DEPTH - 1)?;
-        Ok(Some(Self { ahead: ahead.into_iter(), left, behind }))
+        let left = reader.array()?;
+        let mut events = Self { decoded: Vec::new().into_iter(), left, behind: Reader::new(&[]) };
+        events.decode(reader)?;
+        events.behind = reader.clone();
+        reader.skip_many(events.left.into(), MAX_DEPTH - 1)?;
+        Ok(Some(events))
     }
 
+    /// Decode the next ones, at which the reader stands.
+    fn decode(&mut self, reader: &mut Reader<'a>) -> Result<(), Malformed> {
+        let count = self.left.min(AHEAD);
+        let mut events = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            event::decode(reader, &mut events)?;
+        }
+        self.decoded = events.into_iter();
+        self.left -= count;
+        Ok(())
+    }
+
+    #[inline]
     fn next(&mut self) -> Option<Event<'a>> {
-        self.ahead.next().or_else(|| {
-            self.left = self.left.checked_sub(1)?;
-            event::decode(&mut self.behind).ok()
-        })
+        if self.decoded.as_slice().is_empty() && self.left > 0 {
+            let mut behind = self.behind.clone();
+            self.decode(&mut behind).ok()?;
+            self.behind = behind;
+        }
+        self.decoded.next()
     }
 }
 

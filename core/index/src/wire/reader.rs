@@ -169,6 +169,15 @@ impl<'a> Reader<'a> {
         Ok(length)
     }
 
+    /// Let another function read. It works on a copy: so the compiler may keep this reader in registers.
+    #[inline(always)]
+    pub(super) fn lend(&mut self, read: impl FnOnce(&mut Self) -> Result<(), Malformed>) -> Result<(), Malformed> {
+        let mut lent = self.clone();
+        read(&mut lent)?;
+        *self = lent;
+        Ok(())
+    }
+
     /// Read the start of a map: how many pairs come. Nothing is read where it is something else.
     #[inline]
     pub(super) fn map(&mut self) -> Result<u32, Malformed> {
@@ -208,7 +217,7 @@ impl<'a> Reader<'a> {
         if size > 0 {
             return self.take(size).map(Raw);
         }
-        self.skip_long(depth)?;
+        self.lend(|reader| reader.skip_long(depth))?;
         Ok(Raw(&before[..before.len() - self.rest.len()]))
     }
 
@@ -348,12 +357,7 @@ impl<'a> Reader<'a> {
             return Err(Malformed);
         }
         let mut values = Vec::with_capacity(length);
-        while length - values.len() >= SOME {
-            let Some(some) = self.some_u32s() else {
-                break;
-            };
-            values.extend_from_slice(&some);
-        }
+        while length - values.len() >= SOME && self.some_u32s(&mut values) {}
         while values.len() < length {
             let Head::Int(value) = self.head()? else {
                 return Err(Malformed);
@@ -363,14 +367,16 @@ impl<'a> Reader<'a> {
         Ok(Some(values))
     }
 
-    /// The next integers, if so many are of 8, 16 or 32 bits, and the payload does not end soon.
+    /// The next integers, if so many are of 8, 16 or 32 bits, and the payload does not end soon; else false, and nothing.
     #[inline]
-    fn some_u32s(&mut self) -> Option<[u32; SOME]> {
+    fn some_u32s(&mut self, values: &mut Vec<u32>) -> bool {
         // A window with room for all of them: so that one check of its length is enough. The mask changes nothing, but
         // tells the compiler so.
         const MASK: usize = 127;
         const { assert!(5 * SOME <= MASK) };
-        let window = self.rest.first_chunk::<{ MASK + 5 }>()?;
+        let Some(window) = self.rest.first_chunk::<{ MASK + 5 }>() else {
+            return false;
+        };
         let mut at = 0;
         let mut some = [0; SOME];
         for value in &mut some {
@@ -378,19 +384,19 @@ impl<'a> Reader<'a> {
             let first = window[start];
             if matches!(first, 0xcc..=0xce) {
                 // without a branch between the widths, since in a list of tokens it can't be predicted
-                let bytes = int_bytes(first);
                 let wide = [window[start + 1], window[start + 2], window[start + 3], window[start + 4]];
-                *value = u32::from_be_bytes(wide) >> (32 - 8 * bytes);
-                at += 1 + bytes;
+                *value = u32::from_be_bytes(wide) >> SHIFTS[usize::from(first & 3)];
+                at += 1 + int_bytes(first);
             } else if first < 0x80 {
                 *value = first.into();
                 at += 1;
             } else {
-                return None;
+                return false;
             }
         }
+        values.extend_from_slice(&some);
         self.rest = &self.rest[at..];
-        Some(some)
+        true
     }
 
     /// Any value, its contents checked: UTF-8, timestamps, map keys.
@@ -437,6 +443,9 @@ impl<'a> Reader<'a> {
 
 /// Integers that are read at a time.
 const SOME: usize = 16;
+
+/// By how much an integer of 8, 16 or 32 bits is to be shifted right where 32 are read, by the last bits of its first byte.
+const SHIFTS: [u8; 4] = [24, 16, 0, 0];
 
 /// Bytes of a value whose first byte tells them: of all but long strings, containers with something in them, and what is
 /// no msgpack. 0: of those.

@@ -55,6 +55,45 @@ impl Value {
         self.write(&mut bytes);
         bytes
     }
+
+    /// As short as can be, which is what engines send.
+    fn write_short(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Int(value @ 0x80..=0xff) => to.extend([0xcc, *value as u8]),
+            Self::Int(value @ 0x100..=0xffff) => to.extend([&[0xcd], &value.to_be_bytes()[6..]].concat()),
+            Self::Int(value @ 0x1_0000..=0xffff_ffff) => to.extend([&[0xce], &value.to_be_bytes()[4..]].concat()),
+            Self::Int(value @ 0x1_0000_0000..) => to.extend([&[0xcf], &value.to_be_bytes()[..]].concat()),
+            Self::Int(value @ -32..0) => to.push(*value as u8),
+            Self::Text(text) if text.len() < 32 => {
+                to.push(0xa0 | text.len() as u8);
+                to.extend(text.as_bytes());
+            }
+            Self::List(items) if items.len() < 16 => {
+                to.push(0x90 | items.len() as u8);
+                items.iter().for_each(|item| item.write_short(to));
+            }
+            Self::List(items) => {
+                to.push(0xdc);
+                to.extend((items.len() as u16).to_be_bytes());
+                items.iter().for_each(|item| item.write_short(to));
+            }
+            Self::Map(items) => {
+                assert!(items.len() < 16);
+                to.push(0x80 | items.len() as u8);
+                for (name, item) in items {
+                    Self::Text(name).write_short(to);
+                    item.write_short(to);
+                }
+            }
+            Self::Nil | Self::Int(_) | Self::Text(_) | Self::Bytes(_) => self.write(to),
+        }
+    }
+
+    fn short(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.write_short(&mut bytes);
+        bytes
+    }
 }
 
 use Value::{Bytes, Int, List, Map, Nil, Text};
@@ -163,6 +202,62 @@ fn one_bad_event_costs_itself() {
 }
 
 #[test]
+fn tokens_of_all_widths() {
+    let tokens: Vec<i64> =
+        (0..600).map(|at| [5, 127, 128, 255, 256, 65_535, 65_536, 151_999, 0xffff_ffff][at % 9]).collect();
+    for length in [0, 1, 15, 16, 17, 31, 32, 100, 600] {
+        let event = |tokens: &[i64]| {
+            let tokens = ints(tokens.iter().copied());
+            Map(vec![("type", Text("BlockStored")), ("block_hashes", ints([1])), ("token_ids", tokens)]).short()
+        };
+        let payload = [&[0x92, 0x01, 0x91][..], &event(&tokens[..length])].concat();
+        let Event::Stored(stored) = only(&payload) else { panic!("not a store") };
+        assert!(stored.run.tokens.iter().map(|token| i64::from(*token)).eq(tokens[..length].iter().copied()));
+        for bad in 0..length {
+            let mut tokens = tokens[..length].to_vec();
+            tokens[bad] = 1 << 32;
+            let payload = [&[0x92, 0x01, 0x91][..], &event(&tokens)].concat();
+            assert_eq!(only(&payload), Event::Skipped { reason: SkipReason::BadToken, may_remove: false });
+        }
+    }
+}
+
+#[test]
+fn blocks_that_show_no_extra_keys() {
+    let keys = |keys: Vec<Value>| {
+        let hashes = ints([1 << 40, 2 << 40]);
+        Map(vec![
+            ("type", Text("BlockStored")),
+            ("block_hashes", hashes),
+            ("token_ids", ints([1, 2])),
+            ("block_size", Int(1)),
+            ("extra_keys", List(keys)),
+        ])
+    };
+    let payload = batch(vec![keys(vec![Nil, Nil])]);
+    let Event::Stored(stored) = only(&payload) else { panic!("not a store") };
+    assert_eq!(stored.run.extra_keys, Some(vec![]), "shown, and none");
+    assert!(stored.run.blocks().eq([(&[1][..], &[][..]), (&[2], &[])]));
+    assert_eq!(skipped(keys(vec![Nil])), (SkipReason::WrongType, false));
+    assert_eq!(skipped(keys(vec![Nil, Nil, Nil])), (SkipReason::WrongType, false));
+}
+
+#[test]
+fn events_behind_the_first_lot() {
+    let count = AHEAD as i64 * 2 + 3;
+    let removal = |hash| List(vec![Text("BlockRemoved"), ints([hash])]);
+    let payload = batch((0..count).map(removal).collect());
+    let batch = Batch::decode(&payload).expect("a batch");
+    let names: Vec<_> = batch.clone().flat_map(|event| event.hashes().to_vec()).collect();
+    assert!(names.into_iter().eq((0..count as u64).map(EngineHash::Unsigned)));
+    assert_eq!(batch.count(), count as usize);
+    // the first lot is sound, but not what comes behind it
+    for cut in 1..payload.len() {
+        assert_eq!(Batch::decode(&payload[..cut]).expect_err("cut short"), BatchError::NotMsgpack);
+    }
+}
+
+#[test]
 fn reasons_to_skip() {
     let stored = |field: &'static str, value: Value| {
         Map(vec![("block_hashes", ints([1])), (field, value), ("type", Text("BlockStored"))])
@@ -262,7 +357,71 @@ fn read(payload: &[u8]) -> usize {
     Batch::decode(payload).map_or(0, Iterator::count)
 }
 
+/// A store as engines send it, but for fields that are of another kind, that come twice, or come in another order.
+fn store() -> impl Strategy<Value = Value> {
+    let token = prop_oneof![60 => 0i64..152_000, 1 => prop::sample::select(vec![-1, 0xffff_ffff, 1 << 32, i64::MAX])];
+    let hash = prop_oneof![30 => (1i64 << 32..).prop_map(Int), 1 => value()];
+    let key = prop_oneof![20 => Just(Nil), 1 => Just(List(vec![Text("salt")])), 1 => Just(List(vec![]))];
+    let strange = prop::collection::vec((0..13usize, value(), any::<bool>()), 0..2);
+    let order = prop_oneof![3 => Just((0..12usize).collect::<Vec<_>>()), 1 => Just((0..12).collect()).prop_shuffle()];
+    let (tokens, hashes, keys) =
+        (prop::collection::vec(token, 0..70), prop::collection::vec(hash, 0..20), prop::collection::vec(key, 0..20));
+    (tokens, hashes, keys, strange, order, 0..13usize).prop_map(|(tokens, hashes, mut keys, strange, order, left)| {
+        if strange.is_empty() {
+            keys.resize(hashes.len(), Nil);
+        }
+        let mut fields = vec![
+            ("type", Text("BlockStored")),
+            ("block_hashes", List(hashes)),
+            ("parent_block_hash", Int(i64::MAX - 1)),
+            ("token_ids", ints(tokens)),
+            ("block_size", Int(16)),
+            ("lora_id", Nil),
+            ("medium", Text("GPU")),
+            ("lora_name", Nil),
+            ("extra_keys", List(keys)),
+            ("group_idx", Int(1)),
+            ("kv_cache_spec_kind", Text("full_attention")),
+            ("kv_cache_spec_sliding_window", Nil),
+        ];
+        fields = order.into_iter().map(|at| fields[at].clone()).collect();
+        for (at, other, instead) in strange {
+            let name = fields[at % fields.len()].0;
+            if instead {
+                let at = at % fields.len();
+                fields[at] = (name, other);
+            } else {
+                fields.insert(at.min(fields.len()), (name, other));
+            }
+        }
+        if left < fields.len() && left % 3 == 0 {
+            fields.remove(left);
+        }
+        Map(fields)
+    })
+}
+
+/// What is left out of account: raw bytes, which tell how a key of an unknown kind was written.
+fn events(payload: &[u8]) -> Vec<Event<'_>> {
+    let mut events: Vec<_> = Batch::decode(payload).expect("a batch").collect();
+    for event in &mut events {
+        if let Event::Stored(stored) = event {
+            let keys = stored.run.extra_keys.iter_mut().flatten().flatten();
+            keys.filter(|key| matches!(key, ExtraKey::Opaque(_))).for_each(|key| *key = ExtraKey::Opaque(b"".into()));
+        }
+    }
+    events
+}
+
 proptest! {
+    /// Values of the usual form are read on a way of their own.
+    #[test]
+    fn long_and_short_forms_say_the_same(stores in prop::collection::vec(store(), 1..4)) {
+        let short = List(vec![Int(1), List(stores.clone()), Int(0)]).short();
+        let long = batch(stores);
+        prop_assert_eq!(events(&long), events(&short));
+    }
+
     #[test]
     fn any_bytes_are_safe(payload in prop::collection::vec(any::<u8>(), 0..200)) {
         read(&payload);
