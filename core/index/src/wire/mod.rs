@@ -102,14 +102,10 @@ impl<'a> Batch<'a> {
 
     /// Counts them, which a payload of fewer bytes can do without.
     fn has_too_many_hashes(&self) -> bool {
-        let mut left = MAX_HASHES;
-        self.clone().any(|event| match left.checked_sub(event.hashes().len()) {
-            Some(fewer) => {
-                left = fewer;
-                false
-            }
-            None => true,
-        })
+        let decoded = self.events.decoded.as_slice().iter().map(|event| event.hashes().len());
+        let mut behind = Events::at(&self.events.behind, self.events.left);
+        let behind = std::iter::from_fn(|| behind.next()).map(|event| event.hashes().len());
+        decoded.chain(behind).try_fold(MAX_HASHES, usize::checked_sub).is_none()
     }
 }
 
@@ -132,13 +128,18 @@ struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
+    /// So many, none of them decoded yet.
+    fn at(reader: &Reader<'a>, count: u32) -> Self {
+        Self { decoded: Vec::new().into_iter(), left: count, behind: reader.clone() }
+    }
+
     /// Read a list of events; `None` for any other value.
     fn read(reader: &mut Reader<'a>) -> Result<Option<Self>, Malformed> {
         if !matches!(reader.peek(), Some(0x90..=0x9f | 0xdc | 0xdd)) {
             return reader.raw().map(|_| None);
         }
         let left = reader.array()?;
-        let mut events = Self { decoded: Vec::new().into_iter(), left, behind: Reader::new(&[]) };
+        let mut events = Self::at(reader, left);
         events.decode(reader)?;
         events.behind = reader.clone();
         reader.skip_many(events.left.into(), MAX_DEPTH - 1)?;

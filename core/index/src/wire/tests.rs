@@ -459,11 +459,16 @@ fn more_hashes_than_lookups_can_wait_for_are_refused() {
         event.resize(event.len() + hashes, 1);
         event
     };
-    let payload = |events: &[Vec<u8>]| [&[0x92, 0x01, 0x90 | events.len() as u8][..], &events.concat()].concat();
+    let payload = |events: &[Vec<u8>]| [&[0x92, 0x01, 0xdc, 0, events.len() as u8][..], &events.concat()].concat();
     let half = removed(MAX_HASHES / 2);
     let most = payload(&[half.clone(), half.clone()]);
     let read: usize = Batch::decode(&most).expect("a batch").map(|event| event.hashes().len()).sum();
     assert_eq!(read, MAX_HASHES);
     let more = payload(&[half.clone(), half, removed(1)]);
     assert_eq!(Batch::decode(&more).expect_err("too many"), BatchError::TooLarge);
+    // many of them, in several lots
+    let mut events = vec![removed(MAX_HASHES / 128); 128];
+    assert!(events.len() > AHEAD as usize && Batch::decode(&payload(&events)).is_ok());
+    events.push(removed(1));
+    assert_eq!(Batch::decode(&payload(&events)).expect_err("too many"), BatchError::TooLarge);
 }
