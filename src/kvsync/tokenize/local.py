@@ -5,8 +5,8 @@ Always holds: the ids are those that ``tokenizers`` makes of the whole text at o
 reused only up to a place where the tokenizer provably splits (:mod:`kvsync.tokenize.boundaries`). A chain of digests
 names each piece by all the text up to its end, so a piece can't be taken for that of another beginning.
 
-Everything here blocks and is called in a thread of the pool. ``tokenizers``, ``tiktoken`` and ``jinja2`` are an extra
-of the package, imported when the first model is loaded.
+Everything here blocks, and is called in a thread of the pool unless it is quick. ``tokenizers``, ``tiktoken`` and
+``jinja2`` are an extra of the package, imported when the first model is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvsync.tokenize.boundaries import Boundaries, Cut, spaced
 from kvsync.tokenize.cache import TokenCache
 from kvsync.tokenize.errors import LocalFailed
 from kvsync.tokenize.messages import unsupported
-from kvsync.tokenize.request import Chat, Work
+from kvsync.tokenize.request import Chat, Text, Work
 from kvsync.tokenize.twin import Twin, Unlike, twin
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+QUICK: Final = 4096
+"""Characters of a prompt that a twin encodes in less time than a busy event loop takes to hand them to a thread."""
+_QUICK_MESSAGES: Final = 32
+_LONGEST_ROLE: Final = 32
 SPACING: Final = 512
 """Characters between two remembered places: a piece costs 250 bytes beside its tokens."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -95,6 +99,22 @@ class LocalTokenizer:
         if isinstance(work, Chat):
             return unsupported(work) if self._template(work) else "no_template"
         return None
+
+    def is_quick(self, work: Work) -> bool:
+        """Whether the tokens of ``work`` are had in well below a millisecond."""
+        if self._twin is None or work.size > QUICK:
+            return False
+        if isinstance(work, Text):
+            return True
+        # A chat's size is that of its contents: nothing else may be large.
+        return (
+            work.shape == "plain"
+            and len(work.messages) <= _QUICK_MESSAGES
+            and all(
+                message.keys() <= {"role", "content"} and len(message["role"]) <= _LONGEST_ROLE
+                for message in work.messages
+            )
+        )
 
     def tokens(self, work: Work, apart: bytes = b"") -> bytes:
         """Packed native-endian uint32 ids of a prompt. What is remembered of it serves prompts with the same ``apart``.
@@ -254,4 +274,4 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     return sources
 
 
-__all__ = ["SPACING", "LocalTokenizer"]
+__all__ = ["QUICK", "SPACING", "LocalTokenizer"]

@@ -294,7 +294,10 @@ class TokenizerService:
             local = None
         if local is not None and (remote is None or self._proof.state(name, shape) == "proved"):
             try:
-                tokens = await self._pool.run(local.tokens, work, apart)
+                if local.is_quick(work):
+                    tokens = local.tokens(work, apart)
+                else:
+                    tokens = await self._pool.run(local.tokens, work, apart)
             except LocalFailed as error:
                 self._left_to_remote[error.cause] += 1
                 if remote is None:

@@ -549,6 +549,17 @@ async def test_a_full_queue_means_routing_by_load(house: House) -> None:
     assert (await ask(service, COMPLETIONS, {"prompt": "hello"})).source == "local"
 
 
+async def test_a_short_prompt_waits_for_no_thread(house: House) -> None:
+    service = await house.service(endpoint=None, local={"threads": 1, "queue": 1})
+    long = [asyncio.ensure_future(ask(service, COMPLETIONS, {"prompt": f"hello {n} " * 20_000})) for n in range(2)]
+    await asyncio.sleep(0)
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    for path, body in ((COMPLETIONS, {"prompt": "hello"}), (CHAT, chat)):
+        assert (await ask(service, path, body)).source == "local"
+    assert service.stats()["pool"]["pending"] == 2, "both are there still"
+    assert [result.source for result in await asyncio.gather(*long)] == ["local", "local"]
+
+
 async def test_long_prompts_do_not_hold_up_the_loop_and_leave_when_their_clients_do(house: House) -> None:
     service = await house.service(endpoint=None, budget=60)
     text = "the quick brown fox jumps over the lazy dog, " * 12_000

@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from kvsync.tokenize import splits, twin
 from kvsync.tokenize.cache import TokenCache
-from kvsync.tokenize.local import LocalTokenizer
-from kvsync.tokenize.request import Text
+from kvsync.tokenize.local import QUICK, LocalTokenizer
+from kvsync.tokenize.request import Chat, Text
 from tests.unit.tokenize.support import TINY, unpack
 
 CORPUS = [
@@ -279,6 +279,28 @@ def test_a_model_is_loaded_with_its_twin(
     assert len([record for record in caplog.records if "tiktoken" in record.getMessage()]) == missing
     text = "hello world, <|im_start|> " * 50
     assert unpack(local.tokens(Text(text))) == tiny_llama().encode(text).ids
+
+
+def test_what_is_quick(tmp_path: Path) -> None:
+    """Prompts that are small in every respect, where there is a twin."""
+    local = LocalTokenizer.load(Path(shutil.copytree(TINY, tmp_path / "model")), TokenCache(0))
+
+    def chat(*messages: dict[str, Any], **fields: Any) -> bool:
+        return local.is_quick(Chat(messages=messages, size=sum(len(m["content"]) for m in messages), **fields))
+
+    message = {"role": "user", "content": "hi"}
+    assert local.is_quick(Text("a" * QUICK))
+    assert chat(message)
+    assert chat(*[message] * 8)
+    assert not local.is_quick(Text("a" * (QUICK + 1)))
+    assert not chat({"role": "user", "content": "a" * (QUICK + 1)})
+    assert not chat(*[message] * 33)
+    assert not chat(message, tools=[{}])
+    assert not chat(message, kwargs={"documents": []})
+    assert not chat({"role": "u" * 33, "content": ""})
+    assert not chat({"role": "user", "content": "", "name": "n"})
+    alone = LocalTokenizer(tiny_llama(), TokenCache(0))
+    assert not alone.is_quick(Text("a"))
 
 
 # --- texts that are left to the other
