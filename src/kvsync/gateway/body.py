@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -32,21 +32,38 @@ _IDS: Final = "prompt"
 _decode = msgspec.json.Decoder().decode
 
 
-def read_body(raw: bytes, path: str = "") -> tuple[JsonObject, str]:
+class Lifted(NamedTuple):
+    """A body whose token ids were taken out of its text."""
+
+    rest: bytes
+    """The text without them."""
+    prompts: PackedIds
+
+
+def may_hold_ids(path: str) -> bool:
+    """Whether :func:`lift_ids` may find anything there."""
+    return path == _IDS_AT
+
+
+def lift_ids(raw: bytes, path: str) -> Lifted | None:
+    """Take a completion's token ids out of its text; ``None`` where there are none for certain. Never raises, and lets
+    go of the interpreter where that takes long, so that a thread may do it."""
+    if not may_hold_ids(path) or (lifted := lift(raw, _IDS, MAX_PROMPTS)) is None:
+        return None
+    return Lifted(lifted[0], PackedIds(lifted[1]))
+
+
+def read_body(raw: bytes, lifted: Lifted | None = None) -> tuple[JsonObject, str]:
     """A request's JSON object and the model that it names. Raises ``Problem``.
 
     Of duplicate keys the last counts, as for the engine. Nothing else is looked at: the engine judges the rest.
 
     Args:
-        path: at ``/v1/completions``, a ``prompt`` of token ids may come as
-            :class:`~kvsync.tokenize.ids.PackedIds`.
+        lifted: what :func:`lift_ids` made of it. Its prompts stand in the object as they are.
     """
-    prompts = None
-    if path == _IDS_AT and (lifted := lift(raw, _IDS, MAX_PROMPTS)) is not None:
-        raw, prompts = lifted
-        if sum(map(len, prompts)) > 4 * MAX_VALUES:
-            raise errors.too_many_values("values", MAX_VALUES)
-    body = decode(raw)
+    if lifted is not None and sum(map(len, lifted.prompts.prompts)) > 4 * MAX_VALUES:
+        raise errors.too_many_values("values", MAX_VALUES)
+    body = decode(raw if lifted is None else lifted.rest)
     if not isinstance(body, dict):
         raise errors.body_not_object()
     model = body.get("model")
@@ -54,8 +71,8 @@ def read_body(raw: bytes, path: str = "") -> tuple[JsonObject, str]:
         raise errors.no_model()
     if not isinstance(model, str):
         raise errors.model_not_string()
-    if prompts is not None:
-        body[_IDS] = PackedIds(prompts)
+    if lifted is not None:
+        body[_IDS] = lifted.prompts
     return cast(JsonObject, body), model
 
 
@@ -116,4 +133,4 @@ def _slices(raw: bytes) -> Iterator[tuple[int, bytes]]:
         inside ^= (len(parts) - 1) & 1
 
 
-__all__ = ["LARGE", "MAX_TEXTS", "MAX_VALUES", "decode", "read_body"]
+__all__ = ["LARGE", "MAX_TEXTS", "MAX_VALUES", "Lifted", "decode", "lift_ids", "may_hold_ids", "read_body"]

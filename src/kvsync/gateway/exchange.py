@@ -80,6 +80,7 @@ class Exchange:
         "_deadline",
         "_decision",
         "_exclude",
+        "_lifted",
         "_model",
         "_over",
         "_paused",
@@ -113,6 +114,7 @@ class Exchange:
         self._tokenized: TokenizedRequest
         self._decision: Decision
         self._ticket: Ticket | None = None
+        self._lifted: body.Lifted | None = None
         self._exclude: frozenset[str] = frozenset()
         self._retries = rooms.settings.retries
         self._reset_elsewhere = rooms.settings.retry_fresh_reset
@@ -131,16 +133,21 @@ class Exchange:
     def run(self) -> Running | None:
         """Start. ``None`` when the answer was given at once."""
         if len(self._request.body) > body.LARGE:
-            self._rooms.turns.add(self._read)
+            self._rooms.turns.add(self._read, self._lift if body.may_hold_ids(self._route.path) else None)
         else:
+            self._lift()
             self._read()
         return None if self._over else self
+
+    def _lift(self) -> None:
+        self._lifted = body.lift_ids(self._request.body, self._route.path)
 
     def _read(self) -> None:
         if self._over:  # the client left before its turn came
             return
         try:
-            asked, name = body.read_body(self._request.body, self._route.path)
+            asked, name = body.read_body(self._request.body, self._lifted)
+            self._lifted = None
             model = self._rooms.fleet.resolve(name)
             if model is None:
                 raise errors.no_such_model(name)

@@ -72,6 +72,7 @@ class Gateway:
         self._tick: asyncio.TimerHandle | None = None
         self._tls = tls
         engines = engines or EngineAccess()
+        self._turns = Turns(self._loop)
         self._upstreams = Upstreams(settings, self._loop, engines)
         self._proxy = Proxy(
             Rooms(
@@ -83,7 +84,7 @@ class Gateway:
                 telemetry=telemetry,
                 on_answer=on_answer,
                 loop=self._loop,
-                turns=Turns(self._loop),
+                turns=self._turns,
                 inject_usage=inject_usage,
                 engines=engines,
                 tenants=tenants or Tenants(Settings(gateway=settings)),
@@ -148,6 +149,7 @@ class Gateway:
         if self._tick is not None:
             self._tick.cancel()
         self._upstreams.close()
+        self._turns.close()
         if self._server is not None:
             await self._server.wait_closed()
 

@@ -112,7 +112,7 @@ async def test_a_payload_bomb_is_refused_before_it_costs_much(item: bytes) -> No
 async def test_a_client_that_leaves_while_its_large_request_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """(P4)"""
     waiting: list[object] = []
-    monkeypatch.setattr(Turns, "add", lambda self, work: waiting.append(work))
+    monkeypatch.setattr(Turns, "add", lambda self, work, before: waiting.append(work))
     async with house(GOOD) as home:
         client = await home.client()
         await client.send(post(b'{"model": "m"}'.ljust(300_000)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsync.gateway import body as bodies
-from kvsync.gateway.body import LARGE, MAX_TEXTS, MAX_VALUES, read_body
+from kvsync.gateway.body import LARGE, MAX_TEXTS, MAX_VALUES, lift_ids, read_body
 from kvsync.gateway.errors import Problem
 from kvsync.gateway.turns import Turns
 from kvsync.tokenize.request import read_request
@@ -126,7 +128,7 @@ ids = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9)
 def test_token_ids_are_the_same_however_they_come(prompt: list[Any], large: bool) -> None:
     """Lifted out of the text, where the native core does that, or decoded."""
     raw = json.dumps({"max_tokens": 1, "prompt": prompt, "model": "m"}).encode() + PAD * large
-    asked, model = read_body(raw, "/v1/completions")
+    asked, model = read_body(raw, lift_ids(raw, "/v1/completions"))
     assert model == "m"
     assert asked["max_tokens"] == 1
     expected = read_request("/v1/completions", read_body(raw)[0])
@@ -142,7 +144,7 @@ def test_what_is_no_prompt_of_ids_is_read_as_ever(prompt: str) -> None:
 
     def read(path: str) -> object:
         try:
-            return read_request("/v1/completions", read_body(raw, path)[0])
+            return read_request("/v1/completions", read_body(raw, lift_ids(raw, path))[0])
         except Problem as problem:
             return problem.reason
 
@@ -152,7 +154,7 @@ def test_what_is_no_prompt_of_ids_is_read_as_ever(prompt: str) -> None:
 def test_ids_count_as_values_however_they_come() -> None:
     raw = b'{"model":"m","prompt":[1%b]}' % (b",1" * (MAX_VALUES + 1))
     with pytest.raises(Problem) as caught:
-        read_body(raw, "/v1/completions")
+        read_body(raw, lift_ids(raw, "/v1/completions"))
     assert (caught.value.status, caught.value.reason) == (413, "too_many_values")
 
 
@@ -206,3 +208,31 @@ async def test_large_work_comes_one_piece_per_turn_and_in_order() -> None:
     assert done.index(1) - done.index(0) > 1  # the loop had a turn in between
     assert done.index(2) - done.index(1) > 1
     assert [str(error["exception"]) for error in errors] == ["a fault in one piece"]
+
+
+async def test_what_needs_no_interpreter_comes_before_in_a_thread_and_its_faults_hold_nothing_up() -> None:
+    loop = asyncio.get_running_loop()
+    turns = Turns(loop)
+    errors: list[dict[str, object]] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    here, done, enough = threading.get_ident(), list[tuple[str, int, bool]](), asyncio.Event()
+
+    def before(number: int) -> None:
+        done.append(("before", number, threading.get_ident() == here))
+        if number == 1:
+            raise ValueError("a fault in the thread")
+
+    def work(number: int) -> None:
+        done.append(("work", number, threading.get_ident() == here))
+        if number == 2:
+            enough.set()
+
+    for number in range(3):
+        turns.add(partial(work, number), partial(before, number))
+    async with asyncio.timeout(10):
+        await enough.wait()
+    assert [item for item in done if item[0] == "before"] == [("before", number, False) for number in range(3)]
+    assert [item for item in done if item[0] == "work"] == [("work", number, True) for number in range(3)]
+    assert all(done.index(("before", number, False)) < done.index(("work", number, True)) for number in range(3))
+    assert [str(error["exception"]) for error in errors] == ["a fault in the thread"]
+    turns.close()
