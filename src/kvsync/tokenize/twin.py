@@ -28,6 +28,7 @@ serves: :func:`probes` go through both.
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _SLICE: Final = 8192
 """Characters that are looked at in one go: Python's lock is held meanwhile."""
+_apart: Final = re.compile("[\\x00-\\x7f\u4e00-\u9fa5]").search
+"""A character that is never composed with what stands before it: an ASCII one, or a Han one of Unicode 1."""
 _PROBES: Final = 64
 """Texts made of random tokens that are tried."""
 _TOKENS_PER_PROBE: Final = 200
@@ -157,11 +160,9 @@ def is_nfc(text: str) -> bool:
         return True
     start = 0
     while start < len(text):
-        stop = start + _SLICE
-        while stop < len(text) and not text[stop].isascii():
-            stop += 1  # an ASCII character is never composed with what stands before it
-        piece = text[start:stop]
-        start = stop
+        apart = _apart(text, start + _SLICE)
+        piece = text[start : apart.start() if apart else None]
+        start += len(piece)
         if not unicodedata.is_normalized("NFC", piece) or any(map(_unknown, set(piece))):
             return False
     return True

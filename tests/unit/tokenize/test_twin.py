@@ -333,6 +333,7 @@ def test_a_long_text_is_looked_at_in_pieces(mark: str) -> None:
         for letter in ("e", "क", "ᄒ"):
             text = "é" * place + letter + mark + "é" * 9 + "a" * twin._SLICE
             assert twin.is_nfc(text) == unicodedata.is_normalized("NFC", text)
+            assert twin.is_nfc(text.replace("a", "天")) == unicodedata.is_normalized("NFC", text)
 
 
 @pytest.mark.parametrize("characters", [r"\p{L}", r"\p{M}", r"\p{N}", r"[\p{P}\p{S}]", r"\s", r"[\p{Lu}\p{Lt}]"])
