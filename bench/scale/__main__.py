@@ -67,6 +67,7 @@ def main() -> None:
     if quick:
         print(text)
     else:
+        RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"scale-{found['date'][:10]}.json"
         path.write_text(text, encoding="utf-8")
         page.write(path)
