@@ -130,11 +130,11 @@ class PrefixIndex:
     all. What is asked of a worker that is not registered is ignored.
     """
 
-    def __init__(self, max_blocks: int | None = None) -> None:
-        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap.
+    def __init__(self, max_blocks: int | None = None, max_bytes: int | None = None) -> None:
+        """``max_blocks``, ``max_bytes``: the most that all workers together may have and take here; ``None``: no cap.
 
         Raises:
-            ValueError: ``max_blocks`` is below 1.
+            ValueError: one of them is below 1.
         """
     def add_worker(
         self,

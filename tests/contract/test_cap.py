@@ -225,3 +225,56 @@ def test_caps_from_workers_that_leave(make_index: Make) -> None:
     index.remove_worker("a")
     index.apply("b", batch(chain(2, 8)))
     assert trusts(index) == {"b": "exact"}
+
+
+def test_what_was_read_at_one_worker_was_read_at_all(make_index: Make) -> None:
+    index = capped(make_index, 8, "a", "b")
+    head, tail = 1000, 1001
+    for worker in "ab":
+        index.apply(worker, batch(chain(1, 2)))
+    index.apply("a", batch(removed([head])))
+    assert {name: match.credit for name, match in index.match(prompt(1, 2), M).items()} == {"a": 0, "b": 8}
+    index.apply("b", batch(*(chain(number, 1) for number in range(2, 9))))
+    assert blocks(index) == 3, "of those that nobody read none is left"
+    index.apply("a", batch(stored([head], prompt(1, 1)[:-1])))
+    assert index.match(prompt(1, 2), M)["a"].credit == 8, f"{tail} was read at the other one"
+
+
+@pytest.mark.parametrize("gone", [removed(["x"]), cleared()])
+def test_what_was_read_is_not_when_all_have_lost_it_meanwhile(make_index: Make, gone: Any) -> None:
+    index = capped(make_index, 8, "a", "b")
+    index.apply("a", batch(stored(["x"], prompt(1, 1)[:-1])))
+    assert index.match(prompt(1, 1), M)["a"].credit == 4
+    index.apply("a", batch(gone))
+    index.apply("b", batch(stored(["y"], prompt(1, 1)[:-1])))
+    index.apply("a", batch(*(chain(number, 1) for number in range(2, 10))))
+    assert index.match(prompt(1, 1), M)["b"].credit == 0
+    assert blocks(index) == 0, "none was read"
+
+
+@pytest.mark.parametrize("most", [0, -1, -(2**70)])
+def test_a_cap_on_bytes_below_one(make_index: Make, most: int) -> None:
+    with pytest.raises((ValueError, OverflowError), match="max_bytes must be at least 1"):
+        make_index(max_bytes=most)
+
+
+def test_bytes_are_kept(make_index: Make) -> None:
+    """Whatever shapes the blocks have: plain, under own names, in two tiers, under long names, unplaced."""
+    most = 20 << 20
+    index = make_index(max_bytes=most)
+    for worker in "abcde":
+        index.add_worker(worker, M)
+    for number in range(400):
+        hashes = [number * 1000 + i for i in range(256)]
+        tokens = [(number * 256 + i // 4) % 2**32 for i in range(1024)]
+        long = [f"{block_hash:0>200}" for block_hash in hashes]
+        index.apply("a", batch(stored(hashes, tokens)))
+        index.apply("b", batch(stored([block_hash + 2**40 for block_hash in hashes], tokens)))
+        index.apply("c", batch(stored(hashes, tokens), stored(hashes, tokens, medium="CPU")))
+        index.apply("d", batch(stored(long, tokens)))
+        index.apply("e", batch(stored(long, [], block_size=0, medium="CPU")))
+        assert index.stats()["bytes"] < most + (4 << 20)  # type: ignore[operator]
+    assert set(trusts(index).values()) == {"partial"}
+    assert blocks(index) > 10_000
+    for match in index.match([i // 4 for i in range(399 * 256, 399 * 256 + 1024)], M).values():
+        assert match.credit <= 1023

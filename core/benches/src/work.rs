@@ -17,7 +17,7 @@ pub(crate) const MODEL: &str = "model";
 
 /// One payload to one worker: all that knows how this is done.
 pub(crate) fn apply(index: &Index, worker: &Registered, payload: &[u8]) {
-    assert!(index.change(worker, |worker| worker.apply_payload(payload)), "the worker is registered");
+    assert!(index.change(worker, |worker, shared| worker.apply_payload(shared, payload)), "the worker is registered");
 }
 
 /// An index and its workers.

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use kvsync_index::event::{Adapter, EngineHash, Event, ExtraKey, Run};
 use kvsync_index::wire::{Batch, BatchError, MAX_EVENTS, MAX_GROUPS, MAX_HASHES};
-use kvsync_index::{Answer, Facts, Index, Match, Observation, Prompt, Trust, Worker};
+use kvsync_index::{Answer, Bounds, Facts, Index, Match, Observation, Prompt, Shared, Trust, Worker};
 
 /// Decode a payload: what comes out is within the bounds that everything behind relies on, and the same each time.
 ///
@@ -90,17 +90,17 @@ pub fn life(script: &[u8]) -> BTreeSet<&'static str> {
             step::FORGET => pair.change(name, Worker::forget),
             step::NEW_EPOCH => pair.change(name, Worker::new_epoch),
             step::RELEARN => pair.change(name, Worker::relearn),
-            step::SUSPEND => pair.change(name, Worker::suspend),
-            step::RESUME => pair.change(name, Worker::resume),
-            step::MARK if script.byte() % 2 == 0 => pair.change(name, Worker::mark_reannouncing),
-            step::MARK => pair.change(name, Worker::mark_hidden_keys),
+            step::SUSPEND => pair.change(name, |worker, _| worker.suspend()),
+            step::RESUME => pair.change(name, |worker, _| worker.resume()),
+            step::MARK if script.byte() % 2 == 0 => pair.change(name, |worker, _| worker.mark_reannouncing()),
+            step::MARK => pair.change(name, |worker, _| worker.mark_hidden_keys()),
             step::EXPIRE => {
                 let now = f64::from(script.byte());
                 pair.indexes.iter().for_each(|index| index.expire(now));
             }
             step::ADD => pair.add(name, script.byte()),
             step::REMOVE => pair.indexes.iter().for_each(|index| index.remove_worker(name)),
-            step::DROP_LAST_BLOCK.. => pair.change(name, Worker::drops_last_block),
+            step::DROP_LAST_BLOCK.. => pair.change(name, |worker, _| worker.drops_last_block()),
         }
         pair.check();
     }
@@ -142,7 +142,7 @@ struct Pair {
 impl Pair {
     fn new(seed: u8) -> Self {
         let max_blocks = (seed >> 5 & 1 == 1).then_some(24);
-        let index = || max_blocks.map_or_else(Index::new, Index::with_max_blocks);
+        let index = || Index::bounded(Bounds { blocks: max_blocks, bytes: None });
         let pair = Self { indexes: [index(), index()], max_blocks, told: Told::default(), happened: BTreeSet::new() };
         WORKERS.iter().for_each(|name| pair.add(name, seed));
         pair
@@ -162,12 +162,12 @@ impl Pair {
         }
     }
 
-    fn change(&self, name: &str, change: impl Fn(&mut Worker)) {
+    fn change(&self, name: &str, change: impl Fn(&mut Worker, &mut Shared)) {
         self.indexes.iter().for_each(|index| index.change_named(name, &change));
     }
 
     fn apply(&mut self, name: &str, payload: &[u8]) {
-        self.change(name, |worker| worker.apply_payload(payload));
+        self.change(name, |worker, shared| worker.apply_payload(shared, payload));
         if let Ok(batch) = Batch::decode(payload) {
             self.told.take(batch);
         }

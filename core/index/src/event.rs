@@ -41,7 +41,7 @@ impl EngineHash<'_> {
 
 impl EngineHash<'_> {
     /// What it has beyond a number.
-    fn content(&self) -> &[u8] {
+    pub(crate) fn content(&self) -> &[u8] {
         match self {
             Self::Unsigned(_) | Self::Negative(_) => &[],
             Self::Bytes(bytes) => bytes,

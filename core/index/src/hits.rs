@@ -70,19 +70,40 @@ impl Question {
     }
 }
 
-/// Blocks of the prompt that every group can serve together; `held` is asked with a rule's place in `rules` and a block.
-pub fn hit_blocks(rules: &[Rule], question: Question, mut held: impl FnMut(usize, u64) -> bool) -> u64 {
+/// Says what a worker holds; rules are named by their place among all.
+pub trait Held {
+    /// Does the group of a rule hold a block?
+    fn held(&mut self, rule: usize, block: u64) -> bool;
+
+    /// The end of the unbroken run from `start`, at most `limit`.
+    fn unbroken(&mut self, rule: usize, start: u64, limit: u64) -> u64 {
+        let mut at = start;
+        while at < limit && self.held(rule, at) {
+            at += 1;
+        }
+        at
+    }
+}
+
+impl<F: FnMut(usize, u64) -> bool> Held for F {
+    fn held(&mut self, rule: usize, block: u64) -> bool {
+        self(rule, block)
+    }
+}
+
+/// Blocks of the prompt that every group can serve together.
+pub fn hit_blocks(rules: &[Rule], question: Question, mut held: impl Held) -> u64 {
     let of_kind = |kind| rules.iter().enumerate().filter(move |(_, rule)| rule.kind == kind);
     let limit = question.limit();
     let mut run = limit;
     for (at, _) in of_kind(Kind::Full) {
-        run = unbroken(0, run, |block| held(at, block));
+        run = held.unbroken(at, 0, run);
     }
     if of_kind(Kind::Chunked).next().is_some() {
         let reach = if run == limit { question.tokens.saturating_sub(1) } else { run * question.block_size };
         let start = (reach / question.chunk * question.chunk / question.block_size).min(run);
         for (at, _) in of_kind(Kind::Chunked) {
-            run = unbroken(start, run, |block| held(at, block));
+            run = held.unbroken(at, start, run);
         }
     }
     loop {
@@ -90,9 +111,9 @@ pub fn hit_blocks(rules: &[Rule], question: Question, mut held: impl FnMut(usize
         for (at, rule) in rules.iter().enumerate() {
             if rule.kind == Kind::Window {
                 let need = (rule.window - 1).div_ceil(question.block_size) + u64::from(question.eagle);
-                run = windowed(run, need, |block| held(at, block));
+                run = windowed(run, need, |block| held.held(at, block));
             } else if rule.kind == Kind::State {
-                while run > 0 && !held(at, run - 1) {
+                while run > 0 && !held.held(at, run - 1) {
                     run -= 1;
                 }
             }
@@ -102,15 +123,6 @@ pub fn hit_blocks(rules: &[Rule], question: Question, mut held: impl FnMut(usize
         }
     }
     if question.eagle { run.saturating_sub(1) } else { run }
-}
-
-/// The end of the unbroken run from `start`, at most `limit`.
-fn unbroken(start: u64, limit: u64, mut held: impl FnMut(u64) -> bool) -> u64 {
-    let mut at = start;
-    while at < limit && held(at) {
-        at += 1;
-    }
-    at
 }
 
 /// The longest prefix of at most `run` blocks whose last `need` blocks are held.
@@ -168,7 +180,7 @@ mod tests {
             eagle: bool,
         ) {
             let question = Question { tokens, block_size, chunk: 1, eagle };
-            let found = hit_blocks(&rules, question, |at, block| held.contains(&(at, block)));
+            let found = hit_blocks(&rules, question, |at: usize, block: u64| held.contains(&(at, block)));
             prop_assert_eq!(found, by_force(&rules, question, &held));
         }
     }
@@ -177,10 +189,10 @@ mod tests {
     fn chunked_needs_only_the_chunk_of_the_next_token() {
         let rules = [Rule { group: 0, kind: Kind::Chunked, window: 0 }];
         let question = Question { tokens: 17, block_size: 4, chunk: 8, eagle: false };
-        assert_eq!(hit_blocks(&rules, question, |_, _| false), 4); // the next token opens a chunk
+        assert_eq!(hit_blocks(&rules, question, |_: usize, _: u64| false), 4); // the next token opens a chunk
         let question = Question { tokens: 16, ..question };
-        assert_eq!(hit_blocks(&rules, question, |_, block| block != 2), 2);
-        assert_eq!(hit_blocks(&rules, question, |_, block| block == 2), 3);
+        assert_eq!(hit_blocks(&rules, question, |_: usize, block: u64| block != 2), 2);
+        assert_eq!(hit_blocks(&rules, question, |_: usize, block: u64| block == 2), 3);
     }
 
     #[test]
@@ -190,6 +202,6 @@ mod tests {
             Rule { group: 1, kind: Kind::Chunked, window: 0 },
         ];
         let question = Question { tokens: u64::from(u32::MAX), block_size: 1 << 31, chunk: u64::MAX, eagle: true };
-        assert_eq!(hit_blocks(&rules, question, |_, _| true), 0);
+        assert_eq!(hit_blocks(&rules, question, |_: usize, _: u64| true), 0);
     }
 }

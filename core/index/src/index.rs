@@ -1,32 +1,68 @@
-//! The global index: workers by name and by model, each behind a lock of its own.
+//! The global index: workers by name and by model, those of one model behind one lock with the blocks that they share.
 //!
-//! * One writer may apply while any number of threads match. A worker is locked for one batch at a time, so a match sees
+//! * One writer may apply while any number of threads match. A model is locked for one batch at a time, so a match sees
 //!   each worker's batch wholly or not at all, and never waits for more than the one batch that is being applied.
 //! * The registry's lock is held for no longer than it takes to find a worker or to share a list of them.
 //! * What is asked of a worker that is not registered is ignored, and so is what was on its way to one that is removed.
-//! * With a bound on all workers together, there is never more after a batch; what goes is said in `store::cut`.
+//! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
+//!   `store::cut`. A bound on bytes is looked after each time that so much may have come that it matters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use crate::event::{Adapter, ExtraKey};
 use crate::key::{BlockKey, KeyChain};
-use crate::store::Census;
+use crate::shared::{Shared, Slot};
+use crate::store::{Census, Cut};
+use crate::trail::Trail;
 use crate::worker::{Answer, Asked, Description, Facts, Match, Observation, Worker};
 
 /// Registrations so far, of every index: what one index says of a moment is never taken for another's.
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
+/// Entries that are swept or cut in one go.
+const STEPS: usize = 16_384;
+/// Entries that are swept after each batch, beside what the batch brought.
+const STEPS_PER_BATCH: usize = 512;
+
+/// How many blocks may come until bytes are counted again. A batch counts for some, whatever it brings.
+const COUNT_AFTER: u64 = 16_384;
+const BATCH_COUNTS_FOR: u64 = 64;
+
+/// What all workers together may take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// Blocks, at least 1.
+    pub blocks: Option<u64>,
+    /// Bytes of memory.
+    pub bytes: Option<u64>,
+}
+
+/// What the lock of a model guards.
+#[derive(Debug, Default)]
+struct Body {
+    /// By registration.
+    workers: HashMap<u64, Worker>,
+    shared: Shared,
+}
+
+/// One model.
+#[derive(Debug)]
+struct Model {
+    name: String,
+    body: RwLock<Body>,
+}
+
 /// One worker of the index.
 #[derive(Debug)]
 pub struct Registered {
     name: String,
-    model: String,
-    /// None once it is removed.
-    worker: RwLock<Option<Worker>>,
+    model: Arc<Model>,
+    /// Its number among all of every index.
+    registration: u64,
 }
 
 impl Registered {
@@ -34,6 +70,11 @@ impl Registered {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// `None` once it is removed.
+    fn worker<'b>(&self, body: &'b Body) -> Option<&'b Worker> {
+        body.workers.get(&self.registration)
     }
 }
 
@@ -53,16 +94,17 @@ pub struct Prompt<'a> {
 }
 
 impl<'a> Prompt<'a> {
-    /// Its keys in blocks of this size.
-    fn chain(&self, block_size: u32) -> KeyChain<'a> {
+    /// Along its keys in blocks of this size.
+    fn trail(&self, block_size: u32) -> Trail<'a> {
         let adapter = self.adapter.map_or(Adapter::None, |name| Adapter::Named(name.into()));
-        KeyChain::new(BlockKey::root(self.model, &adapter, block_size), self.tokens, block_size, self.extra)
+        let root = BlockKey::root(self.model, &adapter, block_size);
+        Trail::new(KeyChain::new(root, self.tokens, block_size, self.extra))
     }
 
-    fn asked<'c>(&self, chain: &'c mut KeyChain<'a>) -> Asked<'c, 'a> {
+    fn asked<'c>(&self, trail: &'c mut Trail<'a>) -> Asked<'c, 'a> {
         let has_keys = |(block, keys): (usize, &Vec<_>)| keys.len() > usize::from(block == 0 && self.salted);
         Asked {
-            chain,
+            trail,
             tokens: self.tokens.len(),
             first_with_keys: self.extra.iter().enumerate().position(has_keys).unwrap_or(usize::MAX),
             named_keys: self.salted || self.adapter.is_some(),
@@ -70,22 +112,28 @@ impl<'a> Prompt<'a> {
     }
 }
 
+/// In order of registration.
 type Workers = Arc<Vec<Arc<Registered>>>;
 
 #[derive(Debug, Default)]
 struct Registry {
     by_name: HashMap<String, Arc<Registered>>,
-    /// In order of registration; never empty.
-    by_model: HashMap<String, Workers>,
+    /// None is without workers.
+    by_model: HashMap<String, (Arc<Model>, Workers)>,
 }
 
 impl Registry {
+    fn model(&mut self, name: &str) -> &mut (Arc<Model>, Workers) {
+        let new = || (Arc::new(Model { name: name.to_owned(), body: RwLock::default() }), Workers::default());
+        self.by_model.entry(name.to_owned()).or_insert_with(new)
+    }
+
     fn remove(&mut self, name: &str) -> Option<Arc<Registered>> {
         let removed = self.by_name.remove(name)?;
-        if let Some(workers) = self.by_model.get_mut(&removed.model) {
+        if let Some((_, workers)) = self.by_model.get_mut(&removed.model.name) {
             Arc::make_mut(workers).retain(|worker| !Arc::ptr_eq(worker, &removed));
             if workers.is_empty() {
-                self.by_model.remove(&removed.model);
+                self.by_model.remove(&removed.model.name);
             }
         }
         Some(removed)
@@ -96,9 +144,11 @@ impl Registry {
 #[derive(Debug, Default)]
 pub struct Index {
     registry: RwLock<Registry>,
-    max_blocks: Option<u64>,
+    bounds: Bounds,
     /// Blocks of all registered workers.
     blocks: AtomicU64,
+    /// Blocks that came since bytes were counted.
+    uncounted: AtomicU64,
 }
 
 impl Index {
@@ -108,24 +158,26 @@ impl Index {
         Self::default()
     }
 
-    /// An index whose workers together may have so many blocks, at least 1.
+    /// An index whose workers together may take no more than this.
     #[must_use]
-    pub fn with_max_blocks(max_blocks: u64) -> Self {
-        Self { max_blocks: Some(max_blocks.max(1)), ..Self::default() }
+    pub fn bounded(bounds: Bounds) -> Self {
+        Self { bounds, ..Self::default() }
     }
 
     /// Register a worker, empty and trusted. Registering a known worker again makes it new, but for its marks.
     pub fn add_worker(&self, name: &str, model: &str, facts: Facts) {
-        let number = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let worker = RwLock::new(Some(Worker::new(model, facts, number)));
-        let added = Arc::new(Registered { name: name.to_owned(), model: model.to_owned(), worker });
+        let registration = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let worker = Worker::new(model, facts, registration);
         let mut registry = self.registry.write();
         let replaced = registry.remove(name);
+        let (model, workers) = registry.model(model);
+        model.body.write().workers.insert(registration, worker);
+        let added = Arc::new(Registered { name: name.to_owned(), model: Arc::clone(model), registration });
+        Arc::make_mut(workers).push(Arc::clone(&added));
         registry.by_name.insert(name.to_owned(), Arc::clone(&added));
-        Arc::make_mut(registry.by_model.entry(model.to_owned()).or_default()).push(Arc::clone(&added));
         drop(registry);
         if let Some(before) = replaced.and_then(|replaced| self.retire(&replaced)) {
-            self.change(&added, |worker| worker.take_marks(&before));
+            self.change(&added, |worker, _| worker.take_marks(&before));
         }
     }
 
@@ -139,8 +191,11 @@ impl Index {
 
     /// Take the worker out of a registration that is in the registry no longer.
     fn retire(&self, registered: &Registered) -> Option<Worker> {
-        let worker = registered.worker.write().take()?;
+        let mut body = registered.model.body.write();
+        let Body { workers, shared } = &mut *body;
+        let mut worker = workers.remove(&registered.registration)?;
         self.blocks.fetch_sub(worker.blocks(), Ordering::Relaxed);
+        worker.leave(shared);
         Some(worker)
     }
 
@@ -153,72 +208,135 @@ impl Index {
     /// The workers that serve a model.
     #[must_use]
     pub fn workers_of(&self, model: &str) -> Workers {
-        self.registry.read().by_model.get(model).cloned().unwrap_or_default()
+        self.registry.read().by_model.get(model).map(|(_, workers)| Arc::clone(workers)).unwrap_or_default()
     }
 
     /// Change a worker, by one batch at most. Who waits for it comes next, before the next batch.
     ///
     /// False when it is registered no longer: then nothing is changed.
-    pub fn change(&self, registered: &Registered, change: impl FnOnce(&mut Worker)) -> bool {
-        let mut guard = registered.worker.write();
-        let Some(worker) = guard.as_mut() else {
+    pub fn change(&self, registered: &Registered, change: impl FnOnce(&mut Worker, &mut Shared)) -> bool {
+        let mut guard = registered.model.body.write();
+        let Body { workers, shared } = &mut *guard;
+        let Some(worker) = workers.get_mut(&registered.registration) else {
             return false;
         };
         let before = worker.blocks();
-        change(worker);
+        change(worker, shared);
         let (after, emptied) = (worker.blocks(), worker.take_emptied());
+        shared.sweep(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize);
         self.blocks.fetch_add(after.wrapping_sub(before), Ordering::Relaxed); // wraps where there are fewer now
         RwLockWriteGuard::unlock_fair(guard);
         drop(emptied); // not under the lock
-        if let Some(most) = self.max_blocks {
-            self.make_room(most);
-        }
+        self.keep_bounds(after.saturating_sub(before));
         true
     }
 
     /// Change a worker, or the one that takes its place meanwhile.
-    pub fn change_named(&self, name: &str, change: impl Fn(&mut Worker)) {
+    pub fn change_named(&self, name: &str, change: impl Fn(&mut Worker, &mut Shared)) {
         while let Some(worker) = self.worker(name)
             && !self.change(&worker, &change)
         {}
     }
 
-    /// Drop blocks while there are more than `most`, until an eighth of that is free.
-    fn make_room(&self, most: u64) {
-        while self.blocks.load(Ordering::Relaxed) > most {
-            let workers: Vec<_> = self.registry.read().by_name.values().cloned().collect();
-            let mut census = Census::default();
-            for registered in &workers {
-                if let Some(worker) = registered.worker.read().as_ref() {
-                    worker.census(&mut census);
+    fn models(&self) -> Vec<Arc<Model>> {
+        self.registry.read().by_model.values().map(|(model, _)| Arc::clone(model)).collect()
+    }
+
+    /// A batch brought so many blocks more.
+    fn keep_bounds(&self, more: u64) {
+        let blocks = || self.blocks.load(Ordering::Relaxed);
+        if let Some(most) = self.bounds.blocks {
+            while blocks() > most {
+                self.make_room(most - most / 8);
+            }
+        }
+        if let Some(most) = self.bounds.bytes {
+            let more = more + BATCH_COUNTS_FOR;
+            if self.uncounted.fetch_add(more, Ordering::Relaxed) + more > COUNT_AFTER {
+                self.uncounted.store(0, Ordering::Relaxed);
+                while blocks() > 0 && self.bytes() > most {
+                    self.make_room(blocks() - blocks().div_ceil(8));
                 }
             }
-            let cut = census.plan(most - most / 8);
-            for registered in &workers {
-                let mut guard = registered.worker.write();
-                if let Some(worker) = guard.as_mut() {
-                    self.blocks.fetch_sub(worker.cut(&cut), Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of memory that all of it takes, about.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let bytes = |model: Arc<Model>| {
+            let body = model.body.read();
+            body.shared.bytes() + body.workers.values().map(Worker::bytes).sum::<usize>()
+        };
+        self.models().into_iter().map(bytes).sum::<usize>() as u64
+    }
+
+    /// Drop blocks until there are `target` at most.
+    fn make_room(&self, target: u64) {
+        let mut census = Census::default();
+        let models = self.models();
+        for model in &models {
+            let body = model.body.read();
+            body.shared.census(&mut census);
+            body.workers.values().for_each(|worker| worker.census(&body.shared, &mut census));
+        }
+        let cut = census.plan(target);
+        for model in &models {
+            self.cut(model, &cut);
+        }
+    }
+
+    /// Drop the blocks of these classes, in bounded steps.
+    fn cut(&self, model: &Model, cut: &Cut) {
+        let mut losers = HashSet::new();
+        let mut step = |drop: &mut dyn FnMut(&mut Worker, &mut Shared) -> u64, body: &mut Body| {
+            for (registration, worker) in &mut body.workers {
+                let dropped = drop(worker, &mut body.shared);
+                if dropped > 0 {
+                    self.blocks.fetch_sub(dropped, Ordering::Relaxed);
+                    worker.note_cut(dropped, losers.insert(*registration));
                 }
-                RwLockWriteGuard::unlock_fair(guard);
             }
+        };
+        let mut guard = model.body.write();
+        step(&mut |worker, shared| worker.cut(shared, cut), &mut guard);
+        RwLockWriteGuard::unlock_fair(guard);
+        let mut next = Some(Slot::FIRST);
+        while let Some(from) = next {
+            let mut guard = model.body.write();
+            let (dropped, rest) = guard.shared.cut(cut, from, STEPS);
+            step(&mut |worker, _| worker.cut_shared(&dropped), &mut guard);
+            RwLockWriteGuard::unlock_fair(guard);
+            next = rest;
         }
     }
 
     /// What each worker of the prompt's model can do for it. Hashes once per distinct block size, as far as needed.
     #[must_use]
     pub fn lookup(&self, prompt: &Prompt<'_>) -> Vec<(Arc<Registered>, Match)> {
-        let mut chains: HashMap<u32, KeyChain<'_>> = HashMap::new();
+        let mut trails: HashMap<u32, (Trail<'_>, u64)> = HashMap::new();
         let workers = self.workers_of(prompt.model);
         let mut found = Vec::with_capacity(workers.len());
+        let Some(first) = workers.first() else {
+            return found;
+        };
+        let body = first.model.body.read();
         for registered in workers.iter() {
-            let guard = registered.worker.read();
-            let Some(worker) = guard.as_ref() else {
+            let Some(worker) = registered.worker(&body) else {
                 continue;
             };
             let size = worker.block_size();
-            let chain = (size > 0).then(|| chains.entry(size).or_insert_with(|| prompt.chain(size)));
-            let answer = worker.lookup(chain, prompt.tokens.len(), self.max_blocks.is_some());
+            let mut way = (size > 0).then(|| trails.entry(size).or_insert_with(|| (prompt.trail(size), 0)));
+            let answer = worker.lookup(&body.shared, way.as_mut().map(|(trail, _)| trail), prompt.tokens.len());
+            if let Some((_, longest)) = way {
+                *longest = (*longest).max((answer.credit + answer.expected) / u64::from(size));
+            }
             found.push((Arc::clone(registered), answer));
+        }
+        if self.bounds != Bounds::default() {
+            for (trail, longest) in trails.values_mut() {
+                trail.note_reads(&body.shared, *longest as usize);
+            }
         }
         found
     }
@@ -226,40 +344,51 @@ impl Index {
     /// Take what an answer teaches of its worker, and say what became of the blocks that were credited to it.
     #[must_use]
     pub fn observe(&self, name: &str, prompt: &Prompt<'_>, answer: &Answer) -> Observation {
-        let Some(registered) = self.worker(name).filter(|registered| registered.model == prompt.model) else {
+        let Some(registered) = self.worker(name).filter(|registered| registered.model.name == prompt.model) else {
             return Observation::Unknown;
         };
         let mut observation = Observation::Unknown;
         let mut learns = false;
         let mut size = 0;
-        let mut chain = None;
-        if let Some(worker) = registered.worker.read().as_ref() {
+        let mut trail = None;
+        if let Some(worker) = registered.worker(&registered.model.body.read()) {
             size = worker.block_size();
             if size > 0 {
                 // most answers teach nothing: no lookup has to wait for them
-                let chain = chain.insert(prompt.chain(size));
-                observation = worker.judge(&mut prompt.asked(chain), answer);
+                let trail = trail.insert(prompt.trail(size));
+                observation = worker.judge(&mut prompt.asked(trail), answer);
                 learns = worker.learns();
             }
         }
-        if let Some(chain) = chain.as_mut().filter(|_| learns) {
-            self.change(&registered, |worker| {
+        if let Some(trail) = trail.as_mut().filter(|_| learns) {
+            trail.restart();
+            self.change(&registered, |worker, shared| {
                 observation = match worker.block_size() {
                     0 => Observation::Unknown,
-                    same if same == size => worker.observe(&mut prompt.asked(chain), answer),
-                    other => worker.observe(&mut prompt.asked(&mut prompt.chain(other)), answer),
+                    same if same == size => worker.observe(shared, &mut prompt.asked(trail), answer),
+                    other => worker.observe(shared, &mut prompt.asked(&mut prompt.trail(other)), answer),
                 };
             });
         }
         observation
     }
 
-    /// End what answers taught for no longer than this.
+    /// End what answers taught for no longer than this, and go on giving back what workers that lost all held.
     pub fn expire(&self, now: f64) {
         let workers: Vec<_> = self.registry.read().by_name.values().cloned().collect();
         for registered in workers {
-            if registered.worker.read().as_ref().is_some_and(Worker::has_runs) {
-                self.change(&registered, |worker| worker.expire(now));
+            let has_runs = registered.worker(&registered.model.body.read()).is_some_and(Worker::has_runs);
+            if has_runs {
+                self.change(&registered, |worker, _| worker.expire(now));
+            }
+        }
+        for model in self.models() {
+            let mut swept = model.body.read().shared.is_swept();
+            while !swept {
+                let mut guard = model.body.write();
+                guard.shared.sweep(STEPS);
+                swept = guard.shared.is_swept();
+                RwLockWriteGuard::unlock_fair(guard);
             }
         }
     }
@@ -268,7 +397,7 @@ impl Index {
     #[must_use]
     pub fn block_sizes(&self, model: &str) -> Vec<(Arc<Registered>, u32)> {
         let size = |registered: &Arc<Registered>| {
-            let size = registered.worker.read().as_ref()?.block_size();
+            let size = registered.worker(&registered.model.body.read())?.block_size();
             Some((Arc::clone(registered), size))
         };
         self.workers_of(model).iter().filter_map(size).collect()
@@ -279,7 +408,7 @@ impl Index {
     pub fn describe(&self) -> Vec<(String, Description)> {
         let workers: Vec<_> = self.registry.read().by_name.values().cloned().collect();
         let state = |registered: &Arc<Registered>| {
-            let state = registered.worker.read().as_ref()?.describe();
+            let state = registered.worker(&registered.model.body.read())?.describe();
             Some((registered.name.clone(), state))
         };
         workers.iter().filter_map(state).collect()

@@ -62,6 +62,11 @@ impl Runs {
         self.held
     }
 
+    /// Bytes of memory that it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.keys * (size_of::<BlockKey>() + size_of::<u64>()) + self.with.allocation_size()
+    }
+
     /// Has a live run this key, or `even_doubtful` any?
     pub(crate) fn holds(&self, key: BlockKey, even_doubtful: bool) -> bool {
         self.with.get(&key).is_some_and(|runs| even_doubtful || self.newest_lives(runs))

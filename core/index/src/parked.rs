@@ -39,6 +39,11 @@ impl Parked {
         self.waiting.is_empty()
     }
 
+    /// Bytes of memory that it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + self.waiting.len() * size_of::<Waiting>() + self.under.allocation_size()
+    }
+
     /// Park a store under the parent that it names; numbers ascend. Returns what was dropped to make room.
     pub(crate) fn park(&mut self, number: u64, store: Waiting) -> Vec<Run<'static>> {
         let Some(parent) = store.run.parent.clone() else {

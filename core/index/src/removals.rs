@@ -73,6 +73,11 @@ impl Removals {
         Self { position, log: VecDeque::new(), lost_at: position, keyless_at: 0 }
     }
 
+    /// Bytes of memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.log.capacity() * size_of::<(u64, BlockKey)>()
+    }
+
     pub(crate) fn position(&self) -> u64 {
         self.position
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, Stored, Tier};
-use kvsync_index::{Facts, Index, Prompt, Worker};
+use kvsync_index::{Bounds, Facts, Index, Prompt};
 
 const BLOCKS: u64 = 64;
 const BATCHES: usize = 2_000;
@@ -59,7 +59,9 @@ fn a_match_sees_whole_batches() {
             .collect();
         let worker = index.worker("w").expect("registered");
         for at in 0..BATCHES {
-            index.change(&worker, |worker| worker.apply(None, [if at % 2 == 0 { store() } else { removal() }]));
+            index.change(&worker, |worker, shared| {
+                worker.apply(shared, None, [if at % 2 == 0 { store() } else { removal() }])
+            });
         }
         done.store(true, Ordering::Relaxed);
         for reader in readers {
@@ -80,9 +82,9 @@ fn workers_come_and_go_while_others_match() {
             for _ in 0..500 {
                 index.add_worker("goes", "m", Facts::default());
                 let worker = index.worker("goes").expect("registered");
-                assert!(index.change(&worker, |worker| worker.apply(None, [store()])));
+                assert!(index.change(&worker, |worker, shared| worker.apply(shared, None, [store()])));
                 index.remove_worker("goes");
-                assert!(!index.change(&worker, |_| unreachable!("it is registered no longer")));
+                assert!(!index.change(&worker, |_, _| unreachable!("it is registered no longer")));
             }
             done.store(true, Ordering::Relaxed);
         });
@@ -107,7 +109,7 @@ fn chain(number: u64) -> Event<'static> {
 #[test]
 fn the_bound_holds_while_others_match_and_workers_come_and_go() {
     const MOST: u64 = 10 * BLOCKS;
-    let index = Index::with_max_blocks(MOST);
+    let index = Index::bounded(Bounds { blocks: Some(MOST), ..Bounds::default() });
     index.add_worker("stays", "m", Facts::default());
     let tokens: Vec<u32> = (1000..1000 + BLOCKS as u32).chain([0]).collect();
     let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
@@ -128,7 +130,7 @@ fn the_bound_holds_while_others_match_and_workers_come_and_go() {
         for number in 0..500 {
             index.add_worker("goes", "m", Facts::default());
             for name in ["stays", "goes"] {
-                index.change_named(name, |worker| worker.apply(None, [chain(number)]));
+                index.change_named(name, |worker, shared| worker.apply(shared, None, [chain(number)]));
                 assert!(blocks() <= MOST);
             }
         }
@@ -139,7 +141,7 @@ fn the_bound_holds_while_others_match_and_workers_come_and_go() {
     assert_eq!(blocks(), 0);
     // what was removed counts no more: there is room for as much again
     index.add_worker("new", "m", Facts::default());
-    (0..10).for_each(|number| index.change_named("new", |worker| worker.apply(None, [chain(number)])));
+    (0..10).for_each(|number| index.change_named("new", |worker, shared| worker.apply(shared, None, [chain(number)])));
     assert_eq!(blocks(), MOST);
 }
 
@@ -149,7 +151,7 @@ fn a_mark_is_not_lost_with_the_registration_that_got_it() {
     for _ in 0..200 {
         index.add_worker("w", "m", Facts::default());
         thread::scope(|scope| {
-            scope.spawn(|| index.change_named("w", Worker::mark_reannouncing));
+            scope.spawn(|| index.change_named("w", |worker, _| worker.mark_reannouncing()));
             index.add_worker("w", "m", Facts::default());
         });
         assert!(index.describe()[0].1.reannouncing);

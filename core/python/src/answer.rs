@@ -86,7 +86,11 @@ impl Match {
 }
 
 /// State per worker, and what was counted since it was added.
-pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn stats<'py>(
+    py: Python<'py>,
+    described: Vec<(String, Description)>,
+    bytes: u64,
+) -> PyResult<Bound<'py, PyDict>> {
     let workers = PyDict::new(py);
     for (name, worker) in described {
         let state = PyDict::new(py);
@@ -111,6 +115,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, described: Vec<(String, Description)>)
     }
     let stats = PyDict::new(py);
     stats.set_item("implementation", "core")?;
+    stats.set_item("bytes", bytes)?;
     stats.set_item("workers", workers)?;
     Ok(stats)
 }

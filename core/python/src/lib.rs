@@ -15,7 +15,7 @@ mod receive;
 
 use std::sync::Arc;
 
-use kvsync_index::{Answer, Facts, Index, Prompt};
+use kvsync_index::{Answer, Bounds, Facts, Index, Prompt, Shared, Worker};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -35,11 +35,10 @@ struct PrefixIndex {
 #[pymethods]
 impl PrefixIndex {
     #[new]
-    #[pyo3(signature = (max_blocks=None))]
-    fn new(max_blocks: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let max_blocks = positive("max_blocks", max_blocks)?;
-        let index = max_blocks.map_or_else(Index::new, Index::with_max_blocks);
-        Ok(Self { index: Arc::new(index) })
+    #[pyo3(signature = (max_blocks=None, max_bytes=None))]
+    fn new(max_blocks: Option<Bound<'_, PyAny>>, max_bytes: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let bounds = Bounds { blocks: positive("max_blocks", max_blocks)?, bytes: positive("max_bytes", max_bytes)? };
+        Ok(Self { index: Arc::new(Index::bounded(bounds)) })
     }
 
     #[pyo3(signature = (worker, model, *, usable_blocks=None, attention_chunk_size=None, spec_decode=None,
@@ -107,35 +106,35 @@ impl PrefixIndex {
     }
 
     fn forget(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::forget);
+        self.change(py, worker, Worker::forget);
     }
 
     fn new_epoch(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::new_epoch);
+        self.change(py, worker, Worker::new_epoch);
     }
 
     fn relearn(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::relearn);
+        self.change(py, worker, Worker::relearn);
     }
 
     fn suspend(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::suspend);
+        self.change(py, worker, |worker, _| worker.suspend());
     }
 
     fn resume(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::resume);
+        self.change(py, worker, |worker, _| worker.resume());
     }
 
     fn mark_reannouncing(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::mark_reannouncing);
+        self.change(py, worker, |worker, _| worker.mark_reannouncing());
     }
 
     fn mark_hidden_keys(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::mark_hidden_keys);
+        self.change(py, worker, |worker, _| worker.mark_hidden_keys());
     }
 
     fn drops_last_block(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, kvsync_index::Worker::drops_last_block);
+        self.change(py, worker, |worker, _| worker.drops_last_block());
     }
 
     #[pyo3(signature = (worker, tokens, model, cached, credit, as_of, until, *, adapter=None, cache_salt=None,
@@ -212,12 +211,13 @@ impl PrefixIndex {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        answer::stats(py, py.detach(|| self.index.describe()))
+        let (described, bytes) = py.detach(|| (self.index.describe(), self.index.bytes()));
+        answer::stats(py, described, bytes)
     }
 }
 
 impl PrefixIndex {
-    fn change(&self, py: Python<'_>, worker: &str, change: impl Fn(&mut kvsync_index::Worker) + Send + Sync) {
+    fn change(&self, py: Python<'_>, worker: &str, change: impl Fn(&mut Worker, &mut Shared) + Send + Sync) {
         py.detach(|| self.index.change_named(worker, change));
     }
 }

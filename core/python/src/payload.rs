@@ -49,10 +49,10 @@ impl Work {
     /// Apply all that was taken, each worker locked for one batch at a time.
     pub(crate) fn apply(&mut self, index: &Index) {
         for (worker, payload) in &mut self.items {
-            index.change(worker, |worker| match payload {
-                Payload::Held(bytes) => worker.apply_payload(bytes),
-                Payload::Copied(bytes) => worker.apply_payload(bytes),
-                Payload::Decoded { rank, events } => worker.apply(*rank, events.drain(..)),
+            index.change(worker, |worker, shared| match payload {
+                Payload::Held(bytes) => worker.apply_payload(shared, bytes),
+                Payload::Copied(bytes) => worker.apply_payload(shared, bytes),
+                Payload::Decoded { rank, events } => worker.apply(shared, *rank, events.drain(..)),
             });
         }
     }

@@ -448,7 +448,7 @@ impl Receiver {
         };
         for read in &mut self.read[share.messages.clone()] {
             let payload = read.frames[2].bytes();
-            self.index.change(&lane.worker, |worker| worker.apply_payload(payload)); // ended meanwhile: nobody's
+            self.index.change(&lane.worker, |worker, shared| worker.apply_payload(shared, payload)); // ended meanwhile: nobody's
             if let Some(head) = read.head {
                 lane.took(head);
             }

@@ -2,19 +2,57 @@
 
 Whole classes go, tails first: what has no key matches nothing; of the others the deepest, and those that were read
 since the last time after all that were not. So the head of a chain outlives its tail, and a hot one outlives all.
-What must always hold: a worker that lost blocks here says so.
+What must always hold: a worker that lost blocks here says so; a key is read at all workers of its model, from the match
+that found it on, until the next time or until none of them has it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kvsync.events.types import EngineHash
-from kvsync.index.worker import Worker
+from kvsync.index.keys import Key
+
+if TYPE_CHECKING:
+    from kvsync.index.worker import Worker
+
+BLOCK_BYTES: Final = 512
+"""What a block takes in this implementation, all told, with some to spare (330 were seen)."""
 
 _Class: TypeAlias = tuple[int, int]
 """Sorts: (0, 0) without a key, (1, −depth) not read, (2, −depth) read."""
+
+
+class Reads:
+    """Which keys of one model were read since room was last made."""
+
+    def __init__(self) -> None:
+        self._holders: Counter[Key] = Counter()
+        """By key: how many blocks have it, of all workers."""
+        self._read: set[Key] = set()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._read
+
+    def held(self, key: Key) -> None:
+        """A block of this key is there, one more."""
+        self._holders[key] += 1
+
+    def left(self, key: Key) -> None:
+        """A block of this key is there no more."""
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self._read.discard(key)
+
+    def note(self, keys: Iterable[Key]) -> None:
+        """A match found these."""
+        self._read.update(key for key in keys if key in self._holders)
+
+    def clear(self) -> None:
+        self._read.clear()
 
 
 def make_room(workers: Collection[Worker], most: int) -> None:
@@ -37,16 +75,16 @@ def make_room(workers: Collection[Worker], most: int) -> None:
     for worker in touched.values():
         worker.positions.lose()
     for worker in workers:
-        worker.read.clear()
+        worker.reads.clear()
 
 
 def _classes(worker: Worker) -> dict[_Class, list[EngineHash]]:
     classes: dict[_Class, list[EngineHash]] = {}
     for engine_hash in worker.residence.hashes:
-        depth = worker.placement.depth(engine_hash)
-        rank = (0, 0) if depth is None else (2 if engine_hash in worker.read else 1, -depth)
+        spot = worker.placement.spot(engine_hash)
+        rank = (0, 0) if spot is None else (2 if spot[0] in worker.reads else 1, -spot[1])
         classes.setdefault(rank, []).append(engine_hash)
     return classes
 
 
-__all__ = ["make_room"]
+__all__ = ["BLOCK_BYTES", "Reads", "make_room"]

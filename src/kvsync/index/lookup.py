@@ -1,7 +1,6 @@
 """What one worker can do for a prompt, and how far that can be trusted.
 
-Pure questions to a :class:`~kvsync.index.worker.Worker`; only the marks of what was read, which the cap asks for, are
-left behind. The rules stand in the text of :mod:`kvsync.index.reference`.
+Pure questions to a :class:`~kvsync.index.worker.Worker`. The rules stand in the text of :mod:`kvsync.index.reference`.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def is_plain(worker: Worker, some: Sequence[Rule]) -> bool:
     return all(rule.kind == "full" for rule in some) and worker.facts.hit_alignment is None
 
 
-def match(worker: Worker, prompt: Prompt | None, *, note_reads: bool) -> Match:
+def match(worker: Worker, prompt: Prompt | None) -> Match:
     how_far = trust(worker)
     some = rules(worker)
     position = 2 * worker.positions.now
@@ -87,9 +86,6 @@ def match(worker: Worker, prompt: Prompt | None, *, note_reads: bool) -> Match:
     likely = credit
     if how_far == "none" or worker.observed or worker.residence.doubtful or worker.placement.guesses:
         likely = max(credit, hit(worker, some, prompt, observed=True, even_doubtful=True))
-    if note_reads:
-        blocks = (worker.placement.hash_of(prompt.chain[i]) for i in range(likely // prompt.size))
-        worker.read.update(engine_hash for engine_hash in blocks if engine_hash is not None)
     return Match(credit, likely - credit, by_tier, how_far, position + (credit > own))
 
 

@@ -49,8 +49,9 @@ class Index(Protocol):
     waits for at most the one batch that is being applied. Mutating calls for an unregistered worker are ignored.
     """
 
-    def __init__(self, max_blocks: int | None = None) -> None:
-        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap."""
+    def __init__(self, max_blocks: int | None = None, max_bytes: int | None = None) -> None:
+        """``max_blocks``: the most blocks that all workers together may have here. ``max_bytes``: the most memory that
+        they may take, kept to what a batch brings, as the implementation counts it. ``None``: no cap."""
 
     def add_worker(
         self,

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from kvsync.events.types import BlockStoredEvent, Embeds, EngineHash, Image, Opaque, Salt
 from kvsync.index.adoption import Names, content
+from kvsync.index.cap import Reads
 from kvsync.index.keys import HiddenAdapter, Key, block_key, root_key
 from kvsync.index.observed import Observed, Run
 from kvsync.index.positions import Positions
@@ -23,13 +24,16 @@ PARKED_BYTES: Final = 16 << 20
 
 
 class Placement:
-    """See the module. ``counts`` gets ``parked``, ``parked_dropped`` and ``adopted``."""
+    """See the module. ``counts`` gets ``parked``, ``parked_dropped`` and ``adopted``, ``reads`` what keys there are."""
 
-    def __init__(self, model: str, counts: Counter[str], positions: Positions, observed: Observed) -> None:
+    def __init__(
+        self, model: str, counts: Counter[str], positions: Positions, observed: Observed, reads: Reads
+    ) -> None:
         self._model = model
         self._counts = counts
         self._positions = positions
         self._observed = observed
+        self._reads = reads
         self._names = Names()
         self._key_of: dict[EngineHash, Key] = {}
         self._guesses: set[EngineHash] = set()
@@ -68,9 +72,10 @@ class Placement:
     def knows(self, engine_hash: EngineHash) -> bool:
         return engine_hash in self._key_of
 
-    def depth(self, engine_hash: EngineHash) -> int | None:
-        """Blocks before it in its chain; ``None`` without a key."""
-        return self._depth_of.get(engine_hash)
+    def spot(self, engine_hash: EngineHash) -> tuple[Key, int] | None:
+        """Its key, and how many blocks are before it in its chain; ``None`` without a key."""
+        key = self._key_of.get(engine_hash)
+        return None if key is None else (key, self._depth_of[engine_hash])
 
     def key_of(self, engine_hash: EngineHash) -> Key | None:
         """The key that the hash has for certain."""
@@ -105,6 +110,7 @@ class Placement:
             return
         del self._depth_of[engine_hash]
         self._guesses.discard(engine_hash)
+        self._reads.left(key)
         twins = self.twins.get(key)
         if twins is not None:
             twins.discard(engine_hash)
@@ -112,6 +118,11 @@ class Placement:
                 return
             del self.twins[key]
         del self._hash_of[key]
+
+    def leave(self) -> None:
+        """All hashes go at once, and this with them."""
+        for key in self._key_of.values():
+            self._reads.left(key)
 
     def _place_one(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> list[EngineHash]:
         """Returns the hashes that have a key now and may be parents of parked events."""
@@ -150,6 +161,7 @@ class Placement:
         other = self._hash_of.get(key)
         if other is not None and guess:
             return
+        self._reads.held(key)
         if other is not None and other in self._guesses:
             self.unplace(other)
         self._key_of[engine_hash] = key

@@ -91,15 +91,18 @@ Adoption
     content: it lives until the worker is emptied (``NAMES`` of them, oldest out).
 
 Cap
-    With ``max_blocks``: when all workers together have more resident hashes after a batch, whole classes go until an
-    eighth is free: hashes without a key; then by depth in their chains, deepest first, over all workers, those that no
-    match read since the last time before those that one did. The workers concerned are ``partial`` from then on.
+    With ``max_blocks`` or ``max_bytes``: when all workers together have more resident hashes after a batch, whole
+    classes go until an eighth is free: hashes without a key; then by depth in their chains, deepest first, over all
+    workers, those whose key no match read since the last time before those that one did. A match reads what it finds,
+    as far as some worker may have the prompt, and that counts for all workers of the model. The workers concerned are
+    ``partial`` from then on.
 
 Threads: any number may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at all.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import isnan
 from threading import Lock
@@ -109,7 +112,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from kvsync.events.types import EventBatch, ExtraKey, Salt
-from kvsync.index.cap import make_room
+from kvsync.index.cap import BLOCK_BYTES, Reads, make_room
 from kvsync.index.keys import KeyChain, packed, root_key
 from kvsync.index.learning import Answer, observe
 from kvsync.index.lookup import Prompt, block_size, describe, match
@@ -125,16 +128,21 @@ run of batches lets go of the interpreter for a moment each millisecond. (The na
 class ReferenceIndex:
     """See :class:`kvsync.index.match.Index` for the face and the module for the rules."""
 
-    def __init__(self, max_blocks: int | None = None) -> None:
-        """``max_blocks``: the most blocks that all workers together may have here; ``None``: no cap.
+    def __init__(self, max_blocks: int | None = None, max_bytes: int | None = None) -> None:
+        """``max_blocks``: the most blocks that all workers together may have here. ``max_bytes``: the most memory that
+        they may take, ``BLOCK_BYTES`` for each block. ``None``: no cap.
 
         Raises:
-            ValueError: ``max_blocks`` is below 1.
+            ValueError: one of them is below 1.
         """
-        if max_blocks is not None and max_blocks < 1:
-            raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
-        self._max_blocks = max_blocks
+        for name, value in (("max_blocks", max_blocks), ("max_bytes", max_bytes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        caps = [max_blocks, None if max_bytes is None else max_bytes // BLOCK_BYTES]
+        self._max_blocks = min((cap for cap in caps if cap is not None), default=None)
         self._workers: dict[str, Worker] = {}
+        self._reads: defaultdict[str, Reads] = defaultdict(Reads)
+        """By model."""
         self._lock = Lock()
 
     def add_worker(
@@ -167,14 +175,23 @@ class ReferenceIndex:
             raise ValueError(f"spec_decode must be None or 'eagle' (for EAGLE and MTP), not {spec_decode!r}")
         facts = Facts(model, usable_blocks, attention_chunk_size, spec_decode is not None, hit_alignment, rank)
         with self._lock:
-            added = Worker(facts)
-            if worker in self._workers:
-                added.marks = self._workers[worker].marks
-            self._workers[worker] = added
+            before = self._remove(worker)
+            added = self._workers[worker] = Worker(facts, self._reads[model])
+            if before is not None:
+                added.marks = before.marks
 
     def remove_worker(self, worker: str) -> None:
         with self._lock:
-            self._workers.pop(worker, None)
+            self._remove(worker)
+
+    def _remove(self, worker: str) -> Worker | None:
+        removed = self._workers.pop(worker, None)
+        if removed is not None:
+            removed.placement.leave()
+            model = removed.facts.model
+            if all(other.facts.model != model for other in self._workers.values()):
+                del self._reads[model]
+        return removed
 
     def apply(self, worker: str, payload: Buffer | EventBatch) -> None:
         """Apply one batch. Never raises because of what the payload holds."""
@@ -264,6 +281,8 @@ class ReferenceIndex:
         packed_tokens = packed(tokens)
         extra = _extra_keys(cache_salt, block_keys)
         prompts: dict[int, Prompt] = {}
+        longest: Counter[int] = Counter()
+        """By block size: how many blocks some worker may have."""
         matches = {}
         with self._lock:
             for name, worker in self._workers.items():
@@ -273,7 +292,12 @@ class ReferenceIndex:
                 if size and size not in prompts:
                     chain = KeyChain(root_key(model, adapter, size), packed_tokens, size, extra)
                     prompts[size] = Prompt(chain, len(packed_tokens) // 4, size)
-                matches[name] = match(worker, prompts.get(size), note_reads=self._max_blocks is not None)
+                found = matches[name] = match(worker, prompts.get(size))
+                if size:
+                    longest[size] = max(longest[size], (found.credit + found.expected) // size)
+            if self._max_blocks is not None:
+                for size, prompt in prompts.items():
+                    self._reads[model].note(prompt.chain[i] for i in range(longest[size]))
         return matches
 
     def observe(
@@ -346,6 +370,7 @@ class ReferenceIndex:
         with self._lock:
             return {
                 "implementation": "reference",
+                "bytes": BLOCK_BYTES * sum(worker.residence.blocks for worker in self._workers.values()),
                 "workers": {name: describe(worker) for name, worker in self._workers.items()},
             }
 

@@ -24,6 +24,7 @@ from kvsync.events.types import (
     SkippedEvent,
     UndecodableBatch,
 )
+from kvsync.index.cap import Reads
 from kvsync.index.hits import kind_of
 from kvsync.index.observed import Observed
 from kvsync.index.placement import Placement
@@ -63,8 +64,10 @@ class Group:
 class Worker:
     """All that is known of one worker."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, reads: Reads) -> None:
         self.facts = facts
+        self.reads = reads
+        """Of its model."""
         self.counts: Counter[str] = Counter()
         """What happened, by word: for metrics, never for decisions."""
         self.positions = Positions()
@@ -73,6 +76,7 @@ class Worker:
         """What requests did to its events → no batch was applied since."""
         self.lost = False
         self.suspended = False
+        self._hold_nothing()
         self._begin()
 
     def _begin(self) -> None:
@@ -83,12 +87,14 @@ class Worker:
         self._empty()
         self._settle()
 
+    def _hold_nothing(self) -> None:
+        self.residence = Residence(self._left)
+        self.placement = Placement(self.facts.model, self.counts, self.positions, self.observed, self.reads)
+
     def _empty(self) -> None:
         self.observed.clear()
-        self.residence = Residence(self._left)
-        self.placement = Placement(self.facts.model, self.counts, self.positions, self.observed)
-        self.read: set[EngineHash] = set()
-        """Blocks within the run of some match since the cap last made room."""
+        self.placement.leave()
+        self._hold_nothing()
 
     def _settle(self) -> None:
         """What a clear, a new epoch and learning anew make good."""
@@ -98,7 +104,6 @@ class Worker:
 
     def _left(self, engine_hash: EngineHash) -> None:
         self.placement.unplace(engine_hash)
-        self.read.discard(engine_hash)
 
     @property
     def reannouncing(self) -> bool:

@@ -2,18 +2,19 @@
 //!
 //! Whole classes go, so that two indexes that saw the same drop the same: blocks without a key, then those that no
 //! lookup found since the last time, deepest first, then those that some lookup found, deepest first. A tail is worth
-//! less than what stands before it, and without that it is worth nothing.
+//! less than what stands before it, and without that it is worth nothing. What a lookup found at one worker is found at
+//! all workers of its model.
 
 use std::hash::BuildHasher;
 
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashMap;
 
-use super::{Copies, Place, Placement, Slot, Store};
+use super::{Alias, Store};
+use crate::shared::{Shared, Tally};
 
-/// How many blocks there are of each class, over all workers that were counted.
+/// How many blocks there are of each class, over all that was counted.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
-    total: u64,
     unplaced: u64,
     /// By depth.
     unread: HashMap<u32, u64>,
@@ -30,9 +31,14 @@ pub(crate) struct Cut {
 }
 
 impl Census {
+    /// Count blocks with a key in.
+    pub(crate) fn add(&mut self, depth: u32, read: bool, blocks: u64) {
+        *if read { &mut self.read } else { &mut self.unread }.entry(depth).or_default() += blocks;
+    }
+
     /// The first classes, as many as it takes to leave at most `target` blocks.
     pub(crate) fn plan(self, target: u64) -> Cut {
-        let mut left = self.total;
+        let mut left = self.unplaced + self.unread.values().sum::<u64>() + self.read.values().sum::<u64>();
         let mut cut = Cut::default();
         if left > target && self.unplaced > 0 {
             cut.unplaced = true;
@@ -52,74 +58,48 @@ impl Census {
     }
 }
 
+impl Cut {
+    /// Does the class of a block with a key go?
+    pub(crate) fn takes(&self, depth: u32, read: bool) -> bool {
+        let from = if read { self.read } else { self.unread };
+        from.is_some_and(|from| depth >= from)
+    }
+}
+
 impl Store {
-    /// Count its blocks in.
-    pub(crate) fn census(&self, census: &mut Census) {
-        census.total += self.blocks() as u64;
-        census.unplaced += self.blocks() as u64 - self.totals.placed;
-        for block in self.blocks.iter().filter(|block| block.placement != Placement::None) {
-            let counts = if block.is_read() { &mut census.read } else { &mut census.unread };
-            *counts.entry(block.depth).or_default() += 1;
+    /// Count the blocks of the own store in.
+    pub(crate) fn census(&self, shared: &Shared, census: &mut Census) {
+        for spot in self.own.spots() {
+            match spot {
+                None => census.unplaced += 1,
+                Some((key, depth)) => census.add(depth, shared.is_key_read(key), 1),
+            }
         }
     }
 
-    /// Drop the blocks of these classes from every place; from then on no block is read. Returns how many went.
-    pub(crate) fn cut(&mut self, cut: &Cut) -> u64 {
-        let mut dropped = 0;
-        // from the last slot down: slots are used again last freed first, and a chain wants them in ascending order
-        for slot in (0..self.blocks.len()).rev().map(|at| Slot(at as u32)) {
-            let block = &mut self.blocks[slot.at()];
-            if block.places == 0 {
-                continue;
-            }
-            let read = std::mem::take(block.read.get_mut());
-            let from = if read { cut.read } else { cut.unread };
-            if match block.placement {
-                Placement::None => cut.unplaced,
-                Placement::Known | Placement::Guessed | Placement::Hidden => {
-                    from.is_some_and(|from| block.depth >= from)
-                }
-            } {
-                for place in (0..self.tiers.len()).map(Place) {
-                    self.set_copies(place, slot, Copies::default());
-                }
-                self.free_if_gone(slot);
-                dropped += 1;
-            }
-        }
-        if self.free.len() > self.blocks() {
-            self.compact();
+    /// Drop the blocks of the own store that are of these classes, and the names of the plain ones. Returns how many of
+    /// the own store went.
+    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut) -> u64 {
+        let dropped = self.own.cut(|spot| match spot {
+            None => cut.unplaced,
+            Some((key, depth)) => cut.takes(depth, shared.is_key_read(key)),
+        });
+        self.sync(shared);
+        let goes = |alias: &&Alias| cut.takes(shared.depth(alias.slot), shared.is_read(alias.slot));
+        let gone: Vec<_> = self.aliases.iter().filter(goes).copied().collect();
+        let Self { aliases, hasher, .. } = self;
+        for Alias { name, slot } in gone {
+            let same = |other: &Alias| other.name == name && other.slot == slot;
+            let hash = |alias: &Alias| hasher.hash_one(alias.name());
+            aliases.remove(hash(&Alias { name, slot }), same, hash);
         }
         dropped
     }
 
-    /// Give back what free slots take. The order of the blocks stays.
-    fn compact(&mut self) {
-        let live = self.blocks();
-        let mut moved = HashMap::with_capacity(live);
-        let blocks = std::mem::replace(&mut self.blocks, Vec::with_capacity(live));
-        self.free = Vec::new();
-        for (at, block) in blocks.into_iter().enumerate().filter(|(_, block)| block.places > 0) {
-            moved.insert(Slot(at as u32), Slot(self.blocks.len() as u32));
-            self.blocks.push(block);
-        }
-        let Self { blocks, hasher, .. } = self;
-        let by_name = |slot: &Slot| hasher.hash_one(&blocks[slot.at()].name);
-        let by_key = |slot: &Slot| hasher.hash_one(blocks[slot.at()].key);
-        let mut names = HashTable::with_capacity(blocks.len());
-        let mut keys = HashTable::with_capacity(blocks.len());
-        for (at, block) in blocks.iter().enumerate() {
-            let slot = Slot(at as u32);
-            names.insert_unique(by_name(&slot), slot, by_name);
-            if matches!(block.placement, Placement::Known | Placement::Guessed) {
-                keys.insert_unique(by_key(&slot), slot, by_key);
-            }
-        }
-        self.names = names;
-        self.keys = keys;
-        for side in &mut self.side {
-            *side = side.drain().map(|(slot, copies)| (moved[&slot], copies)).collect();
-        }
-        self.doubtful = self.doubtful.drain().map(|(place, slot)| (place, moved[&slot])).collect();
+    /// Take out of the count what was dropped of its plain blocks. Returns how many those are.
+    pub(crate) fn settle(&mut self, dropped: &Tally) -> u64 {
+        let plain = self.member.map_or(0, |member| dropped.of(member));
+        self.plain -= plain;
+        plain
     }
 }

@@ -5,6 +5,7 @@ use crate::adoption::Names;
 use crate::counts::Counted;
 use crate::observed::Runs;
 use crate::parked::Parked;
+use crate::shared::Shared;
 use crate::store::Store;
 
 /// What a worker held before it was emptied. Freeing it takes a while.
@@ -49,23 +50,23 @@ impl Marks {
 
 impl Worker {
     /// A loss beyond repair: drop all that is known and go on as `partial`.
-    pub fn forget(&mut self) {
-        self.lose();
+    pub fn forget(&mut self, shared: &mut Shared) {
+        self.lose(shared);
         self.lost = true;
         self.counts.add(Counted::Forgotten);
     }
 
     /// Another process answers for this worker: drop all that is known, begin again as `exact`.
-    pub fn new_epoch(&mut self) {
-        self.begin();
+    pub fn new_epoch(&mut self, shared: &mut Shared) {
+        self.begin(shared);
         self.marks = self.marks.map(Mark::after_epoch);
         self.counts.add(Counted::Epochs);
     }
 
     /// Its batches come again from this epoch's first one on: drop what is known, begin again as `exact`. It is the same
     /// process, so that marks stay.
-    pub fn relearn(&mut self) {
-        self.begin();
+    pub fn relearn(&mut self, shared: &mut Shared) {
+        self.begin(shared);
         self.counts.add(Counted::Relearned);
     }
 
@@ -110,28 +111,33 @@ impl Worker {
         self.marks.hidden_keys = self.marks.hidden_keys.max(other.marks.hidden_keys);
     }
 
-    pub(super) fn clear(&mut self) {
-        self.lose();
+    pub(super) fn clear(&mut self, shared: &mut Shared) {
+        self.lose(shared);
         self.settle();
         self.counts.add(Counted::Cleared);
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, shared: &mut Shared) {
         self.groups.clear();
         self.hides_keys = false;
         self.shows_unknown_keys = false;
-        self.lose();
+        self.lose(shared);
         self.settle();
     }
 
     /// All that is known of its blocks goes.
-    fn lose(&mut self) {
+    fn lose(&mut self, shared: &mut Shared) {
         self.removals.lose();
         self.names = Names::default();
-        let known = (std::mem::take(&mut self.store), std::mem::take(&mut self.parked), std::mem::take(&mut self.runs));
+        let known = (self.store.empty(shared), std::mem::take(&mut self.parked), std::mem::take(&mut self.runs));
         if known.0.blocks() > 0 || !known.1.is_empty() || !known.2.is_empty() {
             self.emptied.0.push(known);
         }
+    }
+
+    /// It is registered no longer: all that it held goes.
+    pub(crate) fn leave(&mut self, shared: &mut Shared) {
+        self.lose(shared);
     }
 
     /// What was emptied since it was last taken, to be freed where nobody waits for it.

@@ -7,10 +7,11 @@
 use super::life::Mark;
 use super::{Group, Worker};
 use crate::event::Tier;
-use crate::hits::{Kind, Question, Rule, hit_blocks};
-use crate::key::KeyChain;
+use crate::hits::{Held, Kind, Question, Rule, hit_blocks};
 use crate::removals::AsOf;
-use crate::store::{Place, Store};
+use crate::shared::Shared;
+use crate::store::{Hold, Place, StoreWalk};
+use crate::trail::{Leg, Trail};
 
 /// How far a match can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,21 +125,19 @@ impl Worker {
         }
     }
 
-    /// What the worker can do for a prompt of `tokens` tokens; `chain` gives its keys at this worker's block size. With
-    /// `note_reads` the blocks of the answer go later than others when there is too little room.
-    pub fn lookup(&self, chain: Option<&mut KeyChain<'_>>, tokens: usize, note_reads: bool) -> Match {
+    /// What the worker can do for a prompt of `tokens` tokens; `trail` leads along its keys at this worker's block size.
+    pub(crate) fn lookup(&self, shared: &Shared, trail: Option<&mut Trail<'_>>, tokens: usize) -> Match {
         let rules = self.rules();
         let trust = self.trust(rules.as_deref());
         let mut as_of = AsOf { position: self.removals.position(), leaned: false };
         let mut found = Match { credit: 0, expected: 0, by_tier: [0; 3], trust, as_of: as_of.pack() };
-        let (Some(chain), Some(rules)) = (chain, rules) else {
+        let (Some(trail), Some(rules)) = (trail, rules) else {
             return found;
         };
         if rules.is_empty() {
             return found;
         }
-        let walks_reads = note_reads && self.walks_what_is_read(&rules);
-        let mut hit = |evidence| self.hit(&rules, chain, tokens, evidence, walks_reads);
+        let mut hit = |evidence| self.hit(shared, &rules, trail, tokens, evidence);
         if trust != Trust::None {
             found.by_tier = hit(Evidence::Events);
             let told: u64 = found.by_tier.iter().sum();
@@ -153,67 +152,42 @@ impl Worker {
             let likely: u64 = hit(Evidence::Likely).iter().sum();
             found.expected = likely.saturating_sub(found.credit);
         }
-        if note_reads && !walks_reads {
-            let blocks = (found.credit + found.expected) / u64::from(self.block_size());
-            let mut walk = self.store.walk(false);
-            (0..blocks as usize).for_each(|block| walk.note_read(chain.key(block)));
-        }
         found
-    }
-
-    /// Is each block that the walk of a hit finds held one of the answer's? Then reads are noted on the way.
-    fn walks_what_is_read(&self, rules: &[Rule]) -> bool {
-        rules.len() == 1
-            && self.is_plain(rules)
-            && !self.facts.eagle
-            && self.runs.is_empty()
-            && !self.store.any_hidden()
     }
 
     /// Tokens of the hit, per tier.
     pub(super) fn hit(
         &self,
+        shared: &Shared,
         rules: &[Rule],
-        chain: &mut KeyChain<'_>,
+        trail: &mut Trail<'_>,
         tokens: usize,
         evidence: Evidence,
-        note_reads: bool,
     ) -> [u64; 3] {
-        let places = Tier::ALL.map(|tier| {
-            let of_rule = |rule: &Rule| self.store.place(tier, rule.group);
-            rules.iter().map(of_rule).collect::<Vec<Option<Place>>>()
-        });
-        let even_doubtful = evidence == Evidence::Likely;
-        let observed = evidence != Evidence::Events && !self.runs.is_empty() && self.is_plain(rules);
-        let mut walk = self.store.walk(note_reads);
-        let mut told = |tier: usize, rule: usize, key| {
-            places[tier][rule].is_some_and(|place| walk.held(place, key, even_doubtful))
-        };
-        if !observed && !self.store.any_hidden() {
-            // nearly always: this loop is what a lookup takes its time for
-            return self.hit_of(rules, tokens, |tier, rule, block| told(tier, rule, chain.key(block)));
-        }
-        let mut muddle = Muddle { store: &self.store, asked: 0, at: None };
-        self.hit_of(rules, tokens, |tier, rule, block| {
-            let key = chain.key(block);
-            (observed && tier == 0 && self.runs.holds(key, even_doubtful))
-                || (told(tier, rule, key) && !muddle.is_before(block, chain))
-        })
-    }
-
-    /// Tokens of the hit, per tier; `held` is asked with a tier's number, a rule's, and a block.
-    fn hit_of(&self, rules: &[Rule], tokens: usize, mut held: impl FnMut(usize, usize, usize) -> bool) -> [u64; 3] {
         let question = self.question(tokens);
+        let mut view = View {
+            worker: self,
+            shared,
+            walk: self.store.walk(shared),
+            trail,
+            limit: question.limit() as usize,
+            places: Tier::ALL.map(|tier| rules.iter().map(|rule| self.store.place(tier, rule.group)).collect()),
+            even_doubtful: evidence == Evidence::Likely,
+            observed: evidence != Evidence::Events && !self.runs.is_empty() && self.is_plain(rules),
+            muddle: self.store.any_hidden().then(Muddle::default),
+            leg: Leg::default(),
+            hold: Hold::Absent,
+        };
         let size = question.block_size;
-        let mut run = hit_blocks(rules, question, |rule, block| held(0, rule, block as usize));
+        let mut run = hit_blocks(rules, question, OnGpu(&mut view));
         if let Some(alignment) = self.facts.hit_alignment {
             run = run * size / alignment * alignment / size;
         }
         let mut blocks = [run, 0, 0];
         if rules.iter().all(|rule| rule.kind == Kind::Full) {
             while run < question.limit() {
-                let all = |tier: &usize| (0..rules.len()).all(|rule| held(*tier, rule, run as usize));
-                let Some(tier) = (1..3).find(all) else {
+                let mut all = |tier: &usize| (0..rules.len()).all(|rule| view.held(*tier, rule, run as usize));
+                let Some(tier) = (1..3).find(|tier| all(tier)) else {
                     break;
                 };
                 blocks[tier] += 1;
@@ -224,19 +198,90 @@ impl Worker {
     }
 }
 
+/// What one worker holds of one prompt.
+#[derive(Debug)]
+struct View<'w, 't, 'p> {
+    worker: &'w Worker,
+    shared: &'w Shared,
+    walk: StoreWalk<'w>,
+    trail: &'t mut Trail<'p>,
+    /// Blocks that are asked for at most.
+    limit: usize,
+    /// By tier and rule.
+    places: [Vec<Option<Place>>; 3],
+    even_doubtful: bool,
+    /// What answers showed counts.
+    observed: bool,
+    muddle: Option<Muddle>,
+    /// The leg that was looked at last, and how the worker holds its blocks.
+    leg: Leg,
+    hold: Hold,
+}
+
+impl View<'_, '_, '_> {
+    #[inline]
+    fn hold(&mut self, block: usize) -> Hold {
+        if block < self.leg.start || block >= self.leg.end {
+            self.leg = self.trail.leg(self.shared, block, self.limit);
+            self.hold = self.walk.hold(self.leg.holders);
+        }
+        self.hold
+    }
+
+    fn held(&mut self, tier: usize, rule: usize, block: usize) -> bool {
+        if self.observed && tier == 0 && self.worker.runs.holds(self.trail.key(block), self.even_doubtful) {
+            return true;
+        }
+        let Some(place) = self.places[tier][rule] else {
+            return false;
+        };
+        let hold = self.hold(block);
+        if hold == Hold::Absent || !self.walk.held(hold, place, self.trail.key(block), self.even_doubtful) {
+            return false;
+        }
+        let Self { muddle, worker, trail, .. } = self;
+        !muddle.as_mut().is_some_and(|muddle| muddle.is_before(worker, block, trail))
+    }
+}
+
+/// What stands in the engine's own cache.
+struct OnGpu<'v, 'w, 't, 'p>(&'v mut View<'w, 't, 'p>);
+
+impl Held for OnGpu<'_, '_, '_, '_> {
+    fn held(&mut self, rule: usize, block: u64) -> bool {
+        self.0.held(0, rule, block as usize)
+    }
+
+    fn unbroken(&mut self, rule: usize, start: u64, limit: u64) -> u64 {
+        let Self(view) = self;
+        let whole_legs = view.places[0][rule] == Some(Place::HOME) && view.muddle.is_none();
+        let (mut at, limit) = (start as usize, limit as usize);
+        while at < limit {
+            if whole_legs && view.hold(at) == Hold::Plain {
+                at = view.leg.end;
+            } else if view.held(0, rule, at) {
+                at += 1;
+            } else {
+                break;
+            }
+        }
+        at.min(limit) as u64
+    }
+}
+
 /// Where a prompt's first hidden key stands: several hashes claim it, and what was placed behind it may belong behind
 /// any of them. So nothing counts there that events told.
-struct Muddle<'w> {
-    store: &'w Store,
+#[derive(Debug, Default)]
+struct Muddle {
     /// Blocks that were looked at.
     asked: usize,
     at: Option<usize>,
 }
 
-impl Muddle<'_> {
-    fn is_before(&mut self, block: usize, chain: &mut KeyChain<'_>) -> bool {
+impl Muddle {
+    fn is_before(&mut self, worker: &Worker, block: usize, trail: &mut Trail<'_>) -> bool {
         while self.at.is_none() && self.asked < block {
-            if self.store.is_hidden(chain.key(self.asked)) {
+            if worker.store.is_hidden(trail.key(self.asked)) {
                 self.at = Some(self.asked);
             }
             self.asked += 1;

@@ -34,7 +34,8 @@ use crate::hits::Kind;
 use crate::observed::Runs;
 use crate::parked::Parked;
 use crate::removals::Removals;
-use crate::store::{Census, Cut, Slot, Store};
+use crate::shared::{Shared, Tally};
+use crate::store::{Block, Census, Cut, Store};
 use crate::wire::Batch;
 
 pub use life::Emptied;
@@ -163,18 +164,18 @@ impl Worker {
     // -- events
 
     /// Apply a payload; what can't be read is counted.
-    pub fn apply_payload(&mut self, payload: &[u8]) {
+    pub fn apply_payload(&mut self, shared: &mut Shared, payload: &[u8]) {
         match Batch::decode(payload) {
-            Ok(batch) => self.apply(batch.rank, batch),
+            Ok(batch) => self.apply(shared, batch.rank, batch),
             Err(error) => {
                 self.counts.add(error);
-                self.forget();
+                self.forget(shared);
             }
         }
     }
 
     /// Apply a batch's events in order.
-    pub fn apply<'a>(&mut self, rank: Option<i128>, events: impl IntoIterator<Item = Event<'a>>) {
+    pub fn apply<'a>(&mut self, shared: &mut Shared, rank: Option<i128>, events: impl IntoIterator<Item = Event<'a>>) {
         if let (Some(ours), Some(theirs)) = (self.facts.rank, rank)
             && ours != theirs
         {
@@ -185,13 +186,13 @@ impl Worker {
         self.counts.add(Counted::Batches);
         for event in events {
             match event {
-                Event::Stored(stored) => self.stored(stored),
-                Event::Removed(removed) => self.removed(&removed),
-                Event::Cleared => self.clear(),
+                Event::Stored(stored) => self.stored(shared, stored),
+                Event::Removed(removed) => self.removed(shared, &removed),
+                Event::Cleared => self.clear(shared),
                 Event::Skipped { reason, may_remove } => {
                     self.counts.add(reason);
                     if may_remove {
-                        self.forget();
+                        self.forget(shared);
                     } else if reason != SkipReason::UnknownTag {
                         self.lost = true; // a store
                     }
@@ -202,9 +203,10 @@ impl Worker {
             // else it may be of the process before
             self.marks = self.marks.map(Mark::after_batch);
         }
+        self.store.tidy();
     }
 
-    fn stored(&mut self, event: Stored<'_>) {
+    fn stored(&mut self, shared: &mut Shared, event: Stored<'_>) {
         let Some(tier) = event.tier else {
             self.counts.add(Counted::UnknownMedium);
             return;
@@ -219,26 +221,23 @@ impl Worker {
             self.runs = Runs::default();
         }
         let place = self.store.place_or_new(tier, event.group);
-        for hash in &event.run.hashes {
-            self.store.add(place, hash);
+        let run = event.run;
+        let group_block_size = self.groups.get(&event.group).map_or(0, |group| group.block_size);
+        let fits = run.is_dense() && run.block_size == group_block_size;
+        if fits && (tier == Tier::Gpu || run.extra_keys.is_some()) && !run.hashes.is_empty() {
+            self.place(shared, run, Some(place));
+        } else {
+            for hash in &run.hashes {
+                self.store.add(shared, place, hash);
+            }
+            if !run.hashes.is_empty() && !fits {
+                self.counts.add(Counted::Unplaced);
+            } else if !run.hashes.iter().all(|hash| self.placed(shared, hash).is_some()) {
+                self.counts.add(Counted::WaitingOffload);
+            }
         }
         if tier == Tier::Gpu && self.facts.usable_blocks.is_some_and(|usable| self.store.totals().gpu_copies > usable) {
             self.overfull = true;
-        }
-        let run = event.run;
-        if run.hashes.is_empty() {
-            return;
-        }
-        let group_block_size = self.groups.get(&event.group).map_or(0, |group| group.block_size);
-        if !run.is_dense() || run.block_size != group_block_size {
-            self.counts.add(Counted::Unplaced);
-        } else if tier != Tier::Gpu && run.extra_keys.is_none() {
-            let placed = |hash| self.store.find(hash).is_some_and(|slot| self.store.spot(slot).is_some());
-            if !run.hashes.iter().all(placed) {
-                self.counts.add(Counted::WaitingOffload);
-            }
-        } else {
-            self.place(run);
         }
     }
 
@@ -258,11 +257,11 @@ impl Worker {
         }
     }
 
-    fn removed(&mut self, event: &Removed<'_>) {
+    fn removed(&mut self, shared: &mut Shared, event: &Removed<'_>) {
         let Some(tier) = event.tier else {
             self.counts.add(Counted::UnknownMedium);
             for hash in &event.hashes {
-                self.note_removal(hash);
+                self.note_removal(shared, hash);
             }
             return;
         };
@@ -274,33 +273,29 @@ impl Worker {
         let reannouncing = self.reannouncing();
         for (at, hash) in event.hashes.iter().enumerate() {
             let left = event.remaining.as_ref().map(|counts| counts[at]);
-            let mut known = false;
-            if let Some(slot) = self.note_removal(hash) {
-                for place in &places {
-                    known |= self.store.remove(*place, slot, left, reannouncing);
-                }
-            }
-            if !known {
+            let block = self.note_removal(shared, hash);
+            let remove = |block| self.store.remove(shared, &places, (hash, block), left, reannouncing);
+            if !block.is_some_and(remove) {
                 self.counts.add(Counted::RemovedUnknown);
             }
         }
         if self.store.doubtful() > self.facts.usable_blocks.unwrap_or(MOST_DOUBTFUL) {
-            let dropped = self.store.drop_doubtful();
+            let dropped = self.store.drop_doubtful(shared);
             self.counts.add_many(Counted::DoubtfulDropped, dropped);
         }
     }
 
-    /// A copy of this block leaves some cache, even one that is unknown here. Returns its slot.
-    fn note_removal(&mut self, hash: &EngineHash<'_>) -> Option<Slot> {
-        let slot = self.store.find(hash);
-        let spot = slot.and_then(|slot| self.store.spot(slot));
+    /// A copy of this block leaves some cache, even one that is unknown here. Returns where it stands.
+    fn note_removal(&mut self, shared: &Shared, hash: &EngineHash<'_>) -> Option<Block> {
+        let block = self.store.find(shared, hash);
+        let spot = block.and_then(|block| self.store.spot(shared, block));
         let key = spot.filter(|spot| !spot.guessed).map(|spot| spot.key);
         let position = self.removals.named(key);
         match key {
             Some(key) => self.runs.end_with(key, position),
             None => self.runs.doubt(position),
         }
-        slot
+        block
     }
 
     // -- the bound on all workers together
@@ -310,20 +305,34 @@ impl Worker {
         self.store.blocks() as u64
     }
 
-    pub(crate) fn census(&self, census: &mut Census) {
-        self.store.census(census);
+    /// Bytes of memory that it takes, about; what is shared apart.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.store.bytes() + self.parked.bytes() + self.runs.bytes() + self.removals.bytes()
     }
 
-    /// Drop the blocks of these classes. The engine still has them: what is left is `partial`.
-    /// Returns how many went.
-    pub(crate) fn cut(&mut self, cut: &Cut) -> u64 {
-        let dropped = self.store.cut(cut);
-        if dropped > 0 {
-            self.lost = true;
-            self.removals.lose();
-            self.counts.add_many(Counted::Capped, dropped);
-        }
+    pub(crate) fn census(&self, shared: &Shared, census: &mut Census) {
+        self.store.census(shared, census);
+    }
+
+    /// Drop the blocks of these classes that it holds in a way of its own. Returns how many that were.
+    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut) -> u64 {
+        let dropped = self.store.cut(shared, cut);
+        self.store.tidy();
         dropped
+    }
+
+    /// Blocks of it were dropped where all share them. Returns how many that were.
+    pub(crate) fn cut_shared(&mut self, dropped: &Tally) -> u64 {
+        self.store.settle(dropped)
+    }
+
+    /// So many blocks were dropped, for the first time in this cut? The engine still has them: what is left is `partial`.
+    pub(crate) fn note_cut(&mut self, dropped: u64, first: bool) {
+        self.lost = true;
+        self.counts.add_many(Counted::Capped, dropped);
+        if first {
+            self.removals.lose();
+        }
     }
 
     /// The worker's state.

@@ -8,9 +8,10 @@ use super::{Trust, Worker};
 use crate::counts::Counted;
 use crate::event::Tier;
 use crate::hits::{Kind, Rule};
-use crate::key::KeyChain;
 use crate::observed::Observed;
 use crate::removals::{AsOf, Since};
+use crate::shared::Shared;
+use crate::trail::Trail;
 
 /// What an engine said it had of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,7 +53,7 @@ impl Observation {
 #[derive(Debug)]
 pub(crate) struct Asked<'c, 'p> {
     /// Its keys.
-    pub chain: &'c mut KeyChain<'p>,
+    pub trail: &'c mut Trail<'p>,
     /// How many tokens it has.
     pub tokens: usize,
     /// Its first block that has extra keys, the salt apart.
@@ -76,7 +77,7 @@ impl Worker {
     }
 
     /// Take what an answer teaches.
-    pub(crate) fn observe(&mut self, asked: &mut Asked<'_, '_>, answer: &Answer) -> Observation {
+    pub(crate) fn observe(&mut self, shared: &mut Shared, asked: &mut Asked<'_, '_>, answer: &Answer) -> Observation {
         let since = self.since(asked, answer);
         let rules = self.rules().unwrap_or_default();
         if !rules.is_empty() {
@@ -84,9 +85,9 @@ impl Worker {
             if let Some(since) = &since {
                 self.confirm(&rules, asked, had, since);
             }
-            self.miss(&rules, asked, had, answer);
+            self.miss(shared, &rules, asked, had, answer);
             if let Some(since) = &since {
-                self.record(&rules, asked, had, since, answer);
+                self.record(shared, &rules, asked, had, since, answer);
             }
         }
         match since {
@@ -104,7 +105,7 @@ impl Worker {
     fn since(&self, asked: &mut Asked<'_, '_>, answer: &Answer) -> Option<Since> {
         let since = self.removals.since(AsOf::unpack(answer.as_of))?;
         let gone =
-            since.any_named() && (0..self.credited(asked, answer)).any(|block| since.named(asked.chain.key(block)));
+            since.any_named() && (0..self.credited(asked, answer)).any(|block| since.named(asked.trail.key(block)));
         (!gone).then_some(since)
     }
 
@@ -123,7 +124,7 @@ impl Worker {
         }
         let full = rules.iter().filter(|rule| rule.kind == Kind::Full);
         let places: Vec<_> = full.filter_map(|rule| self.store.place(Tier::Gpu, rule.group)).collect();
-        for key in (0..had).map(|block| asked.chain.key(block)) {
+        for key in (0..had).map(|block| asked.trail.key(block)) {
             if !since.named(key) {
                 places.iter().for_each(|place| self.store.confirm(*place, key));
             }
@@ -131,11 +132,11 @@ impl Worker {
     }
 
     /// What the engine did not have, though it was expected, is not there, and no run goes on with it.
-    fn miss(&mut self, rules: &[Rule], asked: &mut Asked<'_, '_>, had: usize, answer: &Answer) {
+    fn miss(&mut self, shared: &mut Shared, rules: &[Rule], asked: &mut Asked<'_, '_>, had: usize, answer: &Answer) {
         if !self.is_plain(rules) || (self.runs.is_empty() && !self.store.expects()) {
             return;
         }
-        let likely: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Likely, false).iter().sum();
+        let likely: u64 = self.hit(shared, rules, asked.trail, asked.tokens, Evidence::Likely).iter().sum();
         if likely <= had as u64 * u64::from(self.block_size()) {
             return;
         }
@@ -143,24 +144,32 @@ impl Worker {
         let missed = had + usize::from(self.facts.eagle);
         let limit = self.limit(asked) as usize;
         for block in missed..limit {
-            let dropped = self.store.drop_expected(asked.chain.key(block));
+            let dropped = self.store.drop_expected(shared, asked.trail.key(block));
             self.counts.add_many(Counted::DoubtfulMissed, dropped);
         }
         if missed < limit {
             // not the runs of later requests: this one's blocks are there now
-            self.runs.end_with(asked.chain.key(missed), AsOf::unpack(answer.as_of).position);
+            self.runs.end_with(asked.trail.key(missed), AsOf::unpack(answer.as_of).position);
         }
     }
 
     /// What is more than the events tell counts until it may have gone, or its time is over.
-    fn record(&mut self, rules: &[Rule], asked: &mut Asked<'_, '_>, had: usize, since: &Since, answer: &Answer) {
+    fn record(
+        &mut self,
+        shared: &mut Shared,
+        rules: &[Rule],
+        asked: &mut Asked<'_, '_>,
+        had: usize,
+        since: &Since,
+        answer: &Answer,
+    ) {
         if self.trust(Some(rules)) != Trust::Partial || since.keyless {
             return;
         }
         // dialects name images in different ways, so that a removal might not be known to be of such a block
         let keyed = had.min(asked.first_with_keys);
-        let run = (0..keyed).find(|block| since.named(asked.chain.key(*block))).unwrap_or(keyed);
-        let told: u64 = self.hit(rules, asked.chain, asked.tokens, Evidence::Events, false).iter().sum();
+        let run = (0..keyed).find(|block| since.named(asked.trail.key(*block))).unwrap_or(keyed);
+        let told: u64 = self.hit(shared, rules, asked.trail, asked.tokens, Evidence::Events).iter().sum();
         if run as u64 * u64::from(self.block_size()) <= told {
             return;
         }
@@ -169,15 +178,15 @@ impl Worker {
             self.counts.add(Counted::ObservedUnusable);
             return;
         }
-        let next = (run == had && asked.first_with_keys != had).then(|| asked.chain.content(had)).flatten();
-        let keys = (0..run).map(|block| asked.chain.key(block)).collect();
+        let next = (run == had && asked.first_with_keys != had).then(|| asked.trail.content(had)).flatten();
+        let keys = (0..run).map(|block| asked.trail.key(block)).collect();
         let dropped = self.runs.observe(Observed { keys, next, until: answer.until, position: self.removals.step() });
         self.counts.add(Counted::ObservedRuns);
         self.counts.add_many(Counted::ObservedDropped, dropped);
         if let Some(content) = next
             && !self.runs.is_empty()
         {
-            self.adopt_parked(content);
+            self.adopt_parked(shared, content);
         }
     }
 }

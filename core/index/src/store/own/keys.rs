@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 
 use hashbrown::hash_table::Entry;
 
-use super::{Block, Place, Placement, Slot, Store};
+use super::{Own, Place, Placement, Slot};
 use crate::key::BlockKey;
 
 /// Where a block stands.
@@ -24,7 +24,7 @@ impl Spot {
     }
 }
 
-impl Store {
+impl Own {
     /// Where a block stands that has a key.
     pub(crate) fn spot(&self, slot: Slot) -> Option<Spot> {
         let block = &self.blocks[slot.at()];
@@ -92,6 +92,7 @@ impl Store {
         };
         let block = &mut self.blocks[slot.at()];
         (block.key, block.depth, block.placement) = (key, depth, placement);
+        self.touched.push((key, depth));
         self.totals.placed += 1;
         self.totals.guessed += u64::from(guessed);
     }
@@ -124,60 +125,59 @@ impl Store {
         self.totals.placed -= 1;
         self.totals.guessed -= u64::from(block.placement == Placement::Guessed);
         block.placement = Placement::None;
-        *block.read.get_mut() = false;
+        self.touched.push((block.key, block.depth));
     }
 
-    /// A lookup along a chain of keys; with `note_reads` what it finds held is read from then on.
-    pub(crate) fn walk(&self, note_reads: bool) -> Walk<'_> {
-        Walk { store: self, next: 0, note_reads }
+    /// Has any block this key?
+    pub(crate) fn has_key(&self, key: BlockKey) -> bool {
+        self.find_key(key).is_some() || self.is_hidden(key)
+    }
+
+    /// Keys that a block got or lost since this was last asked.
+    pub(crate) fn take_touched(&mut self) -> Vec<(BlockKey, u32)> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// A lookup along a chain of keys.
+    pub(crate) fn walk(&self) -> Walk<'_> {
+        Walk { own: self, next: 0 }
     }
 }
 
 /// Looks keys up, faster where each follows the one before.
 #[derive(Debug)]
 pub(crate) struct Walk<'s> {
-    store: &'s Store,
+    own: &'s Own,
     next: usize,
-    note_reads: bool,
 }
 
-impl<'s> Walk<'s> {
+impl Walk<'_> {
     /// Does the place hold the one block of this key? Doubtful copies and guessed blocks count with `even_doubtful`.
     #[inline]
     pub(crate) fn held(&mut self, place: Place, key: BlockKey, even_doubtful: bool) -> bool {
-        self.find(key).is_some_and(|(slot, block)| {
-            let copies = if place == Place::HOME { block.home } else { self.store.copies(place, slot) };
-            let held = copies.held(even_doubtful) && (even_doubtful || block.placement != Placement::Guessed);
-            if self.note_reads && held {
-                block.note_read();
-            }
-            held
+        self.find(key).is_some_and(|slot| {
+            let block = &self.own.blocks[slot.at()];
+            let copies = if place == Place::HOME { block.home } else { self.own.copies(place, slot) };
+            copies.held(even_doubtful) && (even_doubtful || block.placement != Placement::Guessed)
         })
     }
 
-    /// A lookup found the one block of this key, wherever it is.
-    pub(crate) fn note_read(&mut self, key: BlockKey) {
-        if let Some((_, block)) = self.find(key) {
-            block.note_read();
-        }
-    }
-
     #[inline]
-    pub(super) fn find(&mut self, key: BlockKey) -> Option<(Slot, &'s Block)> {
+    pub(super) fn find(&mut self, key: BlockKey) -> Option<Slot> {
         let at = self.next;
-        match self.store.blocks.get(at) {
+        match self.own.blocks.get(at) {
             Some(block) if block.key == key && block.placement == Placement::Known => {
                 self.next += 1;
-                Some((Slot(at as u32), block))
+                Some(Slot(at as u32))
             }
             _ => self.probe(key),
         }
     }
 
     #[cold]
-    fn probe(&mut self, key: BlockKey) -> Option<(Slot, &'s Block)> {
-        let slot = self.store.find_key(key)?;
+    fn probe(&mut self, key: BlockKey) -> Option<Slot> {
+        let slot = self.own.find_key(key)?;
         self.next = slot.at() + 1;
-        Some((slot, &self.store.blocks[slot.at()]))
+        Some(slot)
     }
 }

@@ -1,9 +1,9 @@
 //! Copies in doubt (they may have left without a word, or never have been there), and blocks whose keys are guessed.
 
-use super::{Copies, Place, Placement, Store};
+use super::{Copies, Own, Place, Placement};
 use crate::key::BlockKey;
 
-impl Store {
+impl Own {
     /// Copies in doubt, one for each block and place.
     pub(crate) fn doubtful(&self) -> u64 {
         self.doubtful.len() as u64

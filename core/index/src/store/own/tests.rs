@@ -1,13 +1,13 @@
 //! The store against a map of counts, and all that must always hold after every step.
 
 use std::collections::HashMap as Model;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use proptest::prelude::*;
 
 use super::*;
 
-impl Store {
+impl Own {
     /// Everything that must always hold.
     fn check(&self) {
         let live = |slot: &Slot| !self.free.contains(slot);
@@ -19,7 +19,7 @@ impl Store {
             assert_eq!(block.places as usize, places.iter().filter(|(_, copies)| copies.count() > 0).count());
             assert_eq!(live(&slot), block.places > 0, "a block lives while a place holds it");
             if !live(&slot) {
-                assert!(block.placement == Placement::None && !block.is_read());
+                assert!(block.placement == Placement::None);
                 continue;
             }
             assert_eq!(self.find(&block.name), Some(slot));
@@ -34,11 +34,11 @@ impl Store {
                 Placement::None => {}
                 Placement::Known | Placement::Guessed => {
                     assert_eq!(same_key.count(), 1);
-                    assert_eq!(self.walk(false).find(block.key).map(|(slot, _)| slot), Some(slot));
+                    assert_eq!(self.walk().find(block.key), Some(slot));
                 }
                 Placement::Hidden => {
                     assert_eq!(self.hidden[&block.key] as usize, same_key.count());
-                    assert!(self.walk(false).find(block.key).is_none());
+                    assert!(self.walk().find(block.key).is_none());
                 }
             }
         }
@@ -56,8 +56,8 @@ enum Step {
     Confirm(usize, u64),
     Miss(u64),
     DropDoubtful,
-    Read(u64),
-    Cut(u64),
+    Cut(u32),
+    Tidy,
 }
 
 const PLACES: [(Tier, i64); 4] = [(Tier::Gpu, 0), (Tier::Gpu, 1), (Tier::Cpu, 0), (Tier::Storage, -7)];
@@ -71,18 +71,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..PLACES.len(), 0u64..4).prop_map(|(place, key)| Step::Confirm(place, key)),
         1 => (0u64..4).prop_map(Step::Miss),
         1 => Just(Step::DropDoubtful),
-        1 => (0u64..4).prop_map(Step::Read),
-        1 => (0u64..6).prop_map(Step::Cut),
+        1 => (0u32..3).prop_map(Step::Cut),
+        1 => Just(Step::Tidy),
     ];
     prop::collection::vec(step, 0..60)
 }
 
-/// What a store holds: copies by place and name, keys by name, and the names that were read.
+/// What a store holds: copies by place and name, keys by name.
 #[derive(Default)]
 struct Plain {
     copies: Model<(usize, u64), (u64, bool)>,
     spots: Model<u64, Spot>,
-    read: HashSet<u64>,
     /// Keys that two blocks had at once, one of which at least is left.
     hidden: HashSet<u64>,
 }
@@ -102,16 +101,9 @@ impl Plain {
     fn forget_the_gone(&mut self) {
         let names = self.names();
         self.spots.retain(|name, _| names.contains(name));
-        self.read.retain(|name| self.spots.contains_key(name));
         let of_key = |key: u64| self.spots.values().filter(|spot| spot.key.0 == key).count();
         self.hidden.retain(|key| of_key(*key) > 0);
         self.hidden.extend((0..4).filter(|key| of_key(*key) > 1));
-    }
-
-    /// 0 without a key, then not read and read, deepest first.
-    fn class(&self, name: u64) -> (u8, i64) {
-        let read = 1 + u8::from(self.read.contains(&name));
-        self.spots.get(&name).map_or((0, 0), |spot| (read, -i64::from(spot.depth)))
     }
 }
 
@@ -123,7 +115,7 @@ fn spot(key: u64, guessed: bool) -> Spot {
 proptest! {
     #[test]
     fn equals_a_map_of_counts(steps in steps()) {
-        let mut store = Store::default();
+        let mut store = Own::default();
         let places: Vec<_> = PLACES.iter().map(|(tier, group)| store.place_or_new(*tier, *group)).collect();
         let mut plain = Plain::default();
         for step in steps {
@@ -178,25 +170,15 @@ proptest! {
                     plain.copies.retain(|_, (_, doubtful)| !*doubtful);
                     prop_assert_eq!(store.drop_doubtful(), (before - plain.copies.len()) as u64);
                 }
-                Step::Read(key) => {
-                    store.walk(false).note_read(BlockKey(key));
-                    plain.read.extend(plain.only(key));
+                Step::Cut(depth) => {
+                    let goes = |spot: Option<(BlockKey, u32)>| spot.is_none_or(|(_, at)| at >= depth);
+                    let gone: HashSet<_> = plain.names().into_iter().filter(|name| {
+                        goes(plain.spots.get(name).map(|spot| (spot.key, spot.depth)))
+                    }).collect();
+                    plain.copies.retain(|(_, name), _| !gone.contains(name));
+                    prop_assert_eq!(store.cut(goes), gone.len() as u64);
                 }
-                Step::Cut(target) => {
-                    let mut classes: BTreeMap<_, HashSet<u64>> = BTreeMap::new();
-                    for name in plain.names() {
-                        classes.entry(plain.class(name)).or_default().insert(name);
-                    }
-                    while plain.names().len() as u64 > target
-                        && let Some((_, gone)) = classes.pop_first()
-                    {
-                        plain.copies.retain(|(_, name), _| !gone.contains(name));
-                    }
-                    plain.read.clear();
-                    let mut census = Census::default();
-                    store.census(&mut census);
-                    store.cut(&census.plan(target));
-                }
+                Step::Tidy => store.tidy(),
             }
             plain.forget_the_gone();
             let model = &plain.copies;
@@ -206,7 +188,6 @@ proptest! {
                 let slot = store.find(&EngineHash::Unsigned(name)).expect("it is held");
                 let copies = store.copies(places[at], slot);
                 prop_assert_eq!(store.spot(slot), plain.spots.get(&name).copied());
-                prop_assert_eq!(store.blocks[slot.at()].is_read(), plain.read.contains(&name));
                 prop_assert_eq!((copies.count(), copies.doubtful()), (count, doubtful));
             }
             prop_assert_eq!(store.totals().copies, model.values().map(|copies| copies.0).sum::<u64>());
@@ -216,7 +197,7 @@ proptest! {
 
 #[test]
 fn names_of_different_kinds_stay_apart() {
-    let mut store = Store::default();
+    let mut store = Own::default();
     let place = store.place_or_new(Tier::Gpu, 0);
     let names = [
         EngineHash::Unsigned(49),
@@ -234,20 +215,20 @@ fn names_of_different_kinds_stay_apart() {
 
 #[test]
 fn a_walk_follows_slots_and_falls_back_to_the_table() {
-    let mut store = Store::default();
+    let mut store = Own::default();
     let place = store.place_or_new(Tier::Gpu, 0);
     for name in [3, 0, 1, 2] {
         let slot = store.add(place, &EngineHash::Unsigned(name));
         store.set_spot(slot, spot(100 + name, false));
     }
-    let mut walk = store.walk(false);
+    let mut walk = store.walk();
     let found: Vec<_> = [0, 1, 2, 3, 4].map(|name| walk.held(place, BlockKey(100 + name), false)).into();
     assert_eq!(found, [true, true, true, true, false]);
 }
 
 #[test]
 fn slots_are_used_again() {
-    let mut store = Store::default();
+    let mut store = Own::default();
     let place = store.place_or_new(Tier::Gpu, 0);
     for name in 0..10_000u64 {
         store.add(place, &EngineHash::Unsigned(name));
@@ -260,26 +241,18 @@ fn slots_are_used_again() {
 }
 
 #[test]
-fn a_cut_gives_memory_back() {
-    let mut store = Store::default();
+fn memory_is_given_back() {
+    let mut store = Own::default();
     let place = store.place_or_new(Tier::Gpu, 0);
     let offload = store.place_or_new(Tier::Cpu, 0);
-    for name in 0..1000u64 {
+    for name in 0..10_000u64 {
         let slot = store.add(place, &EngineHash::Unsigned(name));
         store.add(offload, &EngineHash::Unsigned(name));
         store.set_spot(slot, Spot { key: BlockKey(name), depth: name as u32, guessed: name == 5 });
     }
-    let mut census = Census::default();
-    store.census(&mut census);
-    assert_eq!(store.cut(&census.plan(100)), 900);
+    assert_eq!(store.cut(|spot| spot.is_some_and(|(_, depth)| depth >= 100)), 9900);
+    store.tidy();
     assert_eq!((store.blocks.len(), store.blocks.capacity()), (100, 100));
     store.check();
-    assert!(
-        store.walk(false).held(offload, BlockKey(99), false) && !store.walk(false).held(place, BlockKey(100), false)
-    );
-}
-
-#[test]
-fn a_block_takes_no_more_memory_for_what_the_cut_wants_to_know() {
-    assert_eq!(size_of::<Block>(), size_of::<EngineHash<'static>>() + 24);
+    assert!(store.walk().held(offload, BlockKey(99), false) && !store.walk().held(place, BlockKey(100), false));
 }

@@ -1,0 +1,328 @@
+//! The blocks of all workers of one model: one entry per key, and who holds it.
+//!
+//! Workers with the same content share an entry, whatever their engines call it. Each worker is a *member* and sits at an
+//! entry in one of three *kinds* of seat: nearly always the block is plain (one copy at the worker's home, no doubt about
+//! it), known by the entry's own name or by a name of the worker's; everything else stands in the worker's own store, and
+//! its seat here says so.
+//!
+//! What must always hold:
+//!
+//! * an entry lives while a member sits at it; a member has one seat at an entry at most;
+//! * the table of keys finds every entry, the table of names those that have one; no two have the same;
+//! * a member that lost all its blocks is *retired* at once: from then on its seats mean nothing, and they are swept
+//!   out in bounded steps, with what they alone kept.
+
+mod slab;
+
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, HashMap};
+
+use crate::holders::{Holders, Seat, SetId};
+use crate::key::BlockKey;
+use crate::store::{Census, Cut};
+use crate::table::Table;
+
+use slab::{Entry, Slab};
+
+pub(crate) use slab::Slot;
+
+/// A worker's membership: from its first block until it loses all of them at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Member(u32);
+
+/// How a member holds what an entry is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Plainly, under the entry's name.
+    Named,
+    /// Plainly, under a name that only this member knows.
+    Alias,
+    /// In its own store.
+    Odd,
+}
+
+impl Member {
+    fn seat(self, kind: Kind) -> Seat {
+        Seat(self.0 << 2 | kind as u32)
+    }
+
+    fn of(seat: Seat) -> Self {
+        Self(seat.0 >> 2)
+    }
+}
+
+fn kind_of(seat: Seat) -> Kind {
+    match seat.0 & 3 {
+        0 => Kind::Named,
+        1 => Kind::Alias,
+        _ => Kind::Odd,
+    }
+}
+
+/// A sweep on its way through all entries.
+#[derive(Debug)]
+struct Sweep {
+    next: Slot,
+    /// The members that it takes out altogether.
+    retired: Vec<Member>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Shared {
+    slab: Slab,
+    names: Table<Slot>,
+    keys: Table<Slot>,
+    holders: Holders,
+    /// By member: is it one still?
+    live: Vec<bool>,
+    vacant: Vec<Member>,
+    /// Members that the sweep on its way, if there is one, may have passed by.
+    retired: Vec<Member>,
+    sweep: Option<Sweep>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Shared {
+    /// Bytes of memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slab.bytes() + self.names.bytes() + self.keys.bytes() + self.holders.bytes() + self.live.capacity()
+    }
+
+    // -- members
+
+    pub(crate) fn admit(&mut self) -> Member {
+        let member = self.vacant.pop().unwrap_or_else(|| {
+            self.live.push(false);
+            Member(self.live.len() as u32 - 1)
+        });
+        self.live[member.0 as usize] = true;
+        member
+    }
+
+    /// It holds nothing any more.
+    pub(crate) fn retire(&mut self, member: Member) {
+        self.live[member.0 as usize] = false;
+        self.retired.push(member);
+    }
+
+    /// Are there seats that mean nothing?
+    pub(crate) fn is_swept(&self) -> bool {
+        self.sweep.is_none() && self.retired.is_empty()
+    }
+
+    /// Take the seats of retired members out of the next `steps` entries.
+    pub(crate) fn sweep(&mut self, steps: usize) {
+        if self.is_swept() {
+            return;
+        }
+        let retired = &mut self.retired;
+        let sweep = self.sweep.get_or_insert_with(|| Sweep { next: Slot::FIRST, retired: std::mem::take(retired) });
+        let mut next = Some(sweep.next);
+        for _ in 0..steps {
+            next = next.and_then(|slot| self.slab.first(slot));
+            let Some(slot) = next else {
+                break;
+            };
+            self.weed(slot);
+            next = Some(slot.next());
+        }
+        match (next, &mut self.sweep) {
+            (Some(slot), Some(sweep)) => sweep.next = slot,
+            _ => self.vacant.extend(self.sweep.take().into_iter().flat_map(|sweep| sweep.retired)),
+        }
+    }
+
+    /// Take the seats of retired members out of an entry. Is it still there?
+    fn weed(&mut self, slot: Slot) -> bool {
+        if self.is_swept() {
+            return true;
+        }
+        let Self { slab, holders, live, .. } = self;
+        let entry = slab.at_mut(slot);
+        entry.holders = holders.retain(entry.holders, |seat| live[Member::of(seat).0 as usize]);
+        let lives = entry.holders != SetId::EMPTY;
+        if !lives {
+            self.remove(slot);
+        }
+        lives
+    }
+
+    // -- entries
+
+    /// The entry that has this name.
+    pub(crate) fn named(&self, name: u64) -> Option<Slot> {
+        self.names.find(self.hasher.hash_one(name), |slot| self.slab.at(*slot).name() == Some(name)).copied()
+    }
+
+    /// The entry of this key; a look at `near` first.
+    #[inline]
+    pub(crate) fn keyed(&self, key: BlockKey, near: Option<Slot>) -> Option<Slot> {
+        match near.and_then(|near| Some((near, self.slab.get(near)?))) {
+            Some((near, entry)) if entry.key == key && entry.holders != SetId::EMPTY => Some(near),
+            _ => self.probe(key),
+        }
+    }
+
+    #[cold]
+    fn probe(&self, key: BlockKey) -> Option<Slot> {
+        self.keys.find(self.hasher.hash_one(key), |slot| self.slab.at(*slot).key == key).copied()
+    }
+
+    pub(crate) fn key(&self, slot: Slot) -> BlockKey {
+        self.slab.at(slot).key
+    }
+
+    pub(crate) fn name(&self, slot: Slot) -> Option<u64> {
+        self.slab.at(slot).name()
+    }
+
+    pub(crate) fn depth(&self, slot: Slot) -> u32 {
+        self.slab.at(slot).depth()
+    }
+
+    pub(crate) fn holders(&self, slot: Slot) -> SetId {
+        self.slab.at(slot).holders
+    }
+
+    /// How a member holds what these seats hold, if it does.
+    #[inline]
+    pub(crate) fn kind(&self, holders: SetId, member: Member) -> Option<Kind> {
+        let seats = self.holders.seats(holders);
+        let at = match seats {
+            [only] => usize::from(Member::of(*only).0 < member.0),
+            _ => seats.partition_point(|seat| Member::of(*seat).0 < member.0),
+        };
+        seats.get(at).filter(|seat| Member::of(**seat) == member).map(|seat| kind_of(*seat))
+    }
+
+    /// The entry of a key, `found` if that is known, or a new one behind that of `before`. Somebody has to sit down there.
+    pub(crate) fn entry(&mut self, key: BlockKey, depth: u32, found: Option<Slot>, before: Option<Slot>) -> Slot {
+        found.filter(|slot| self.weed(*slot)).unwrap_or_else(|| {
+            let Self { slab, keys, hasher, .. } = self;
+            let slot = slab.insert(Entry::new(key, depth), before);
+            keys.insert(hasher.hash_one(key), slot, |slot| hasher.hash_one(slab.at(*slot).key));
+            slot
+        })
+    }
+
+    /// Let a member sit down that has no seat there.
+    pub(crate) fn sit(&mut self, slot: Slot, member: Member, kind: Kind) {
+        let entry = self.slab.at_mut(slot);
+        entry.holders = self.holders.with(entry.holders, member.seat(kind));
+    }
+
+    /// Give a member another seat than it has.
+    pub(crate) fn change_seat(&mut self, slot: Slot, member: Member, from: Kind, to: Kind) {
+        let entry = self.slab.at_mut(slot);
+        let without = self.holders.without(entry.holders, member.seat(from));
+        entry.holders = self.holders.with(without, member.seat(to));
+    }
+
+    /// Take a member's seat away. The entry is gone when that was the last one.
+    pub(crate) fn leave(&mut self, slot: Slot, member: Member, kind: Kind) {
+        let entry = self.slab.at_mut(slot);
+        entry.holders = self.holders.without(entry.holders, member.seat(kind));
+        if entry.holders == SetId::EMPTY {
+            self.remove(slot);
+        }
+    }
+
+    /// Have an entry that has no name found by this one, if no other has it.
+    pub(crate) fn give_name(&mut self, slot: Slot, name: u64) -> bool {
+        if self.slab.at(slot).name().is_some() || self.named(name).is_some_and(|other| self.weed(other)) {
+            return false;
+        }
+        self.give_free_name(slot, name);
+        true
+    }
+
+    /// The same where the entry is known to have no name, and no other to have this one.
+    pub(crate) fn give_free_name(&mut self, slot: Slot, name: u64) {
+        let Self { slab, names, hasher, .. } = self;
+        slab.at_mut(slot).give_name(name);
+        names.insert(hasher.hash_one(name), slot, |slot| hasher.hash_one(slab.at(*slot).name().unwrap_or_default()));
+    }
+
+    /// Of an entry without holders.
+    fn remove(&mut self, slot: Slot) {
+        let Self { slab, names, keys, hasher, .. } = self;
+        let (key, name) = (slab.at(slot).key, slab.at(slot).name());
+        keys.remove(hasher.hash_one(key), |other| *other == slot, |slot| hasher.hash_one(slab.at(*slot).key));
+        if let Some(name) = name {
+            let rehash = |slot: &Slot| hasher.hash_one(slab.at(*slot).name().unwrap_or_default());
+            names.remove(hasher.hash_one(name), |other| *other == slot, rehash);
+        }
+        slab.remove(slot);
+    }
+
+    // -- reads, and making room
+
+    pub(crate) fn note_read(&self, slot: Slot) {
+        self.slab.at(slot).note_read();
+    }
+
+    pub(crate) fn is_read(&self, slot: Slot) -> bool {
+        self.slab.at(slot).is_read()
+    }
+
+    pub(crate) fn is_key_read(&self, key: BlockKey) -> bool {
+        self.keyed(key, None).is_some_and(|slot| self.is_read(slot))
+    }
+
+    /// The plain seats of live members among these.
+    fn plain_seats(&self, holders: SetId) -> impl Iterator<Item = Member> {
+        let seats = self.holders.seats(holders).iter().filter(|seat| kind_of(**seat) != Kind::Odd);
+        seats.map(|seat| Member::of(*seat)).filter(|member| self.live[member.0 as usize])
+    }
+
+    /// Count all plain blocks in.
+    pub(crate) fn census(&self, census: &mut Census) {
+        let mut last = (SetId::EMPTY, 0);
+        for (_, entry) in self.slab.iter() {
+            if entry.holders != last.0 {
+                last = (entry.holders, self.plain_seats(entry.holders).count() as u64);
+            }
+            census.add(entry.depth(), entry.is_read(), last.1);
+        }
+    }
+
+    /// Drop the plain blocks of these classes among the next `steps` entries from `from` on, which are not read from then
+    /// on. Returns whose they were, and where to go on.
+    pub(crate) fn cut(&mut self, cut: &Cut, from: Slot, steps: usize) -> (Tally, Option<Slot>) {
+        let mut dropped = Tally::default();
+        let mut next = Some(from);
+        for _ in 0..steps {
+            next = next.and_then(|slot| self.slab.first(slot));
+            let Some(slot) = next else {
+                break;
+            };
+            let entry = self.slab.at_mut(slot);
+            let read = entry.forget_read();
+            let (depth, holders) = (entry.depth(), entry.holders);
+            if cut.takes(depth, read) {
+                self.plain_seats(holders).for_each(|member| *dropped.0.entry(member).or_default() += 1);
+                let Self { slab, holders, live, .. } = self;
+                let entry = slab.at_mut(slot);
+                let stays = |seat| kind_of(seat) == Kind::Odd && live[Member::of(seat).0 as usize];
+                entry.holders = holders.retain(entry.holders, stays);
+                if entry.holders == SetId::EMPTY {
+                    self.remove(slot);
+                }
+            }
+            next = Some(slot.next());
+        }
+        (dropped, next)
+    }
+}
+
+/// Blocks by member.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(HashMap<Member, u64>);
+
+impl Tally {
+    pub(crate) fn of(&self, member: Member) -> u64 {
+        self.0.get(&member).copied().unwrap_or_default()
+    }
+}

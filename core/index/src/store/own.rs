@@ -1,0 +1,368 @@
+//! The blocks that one worker holds in a way of its own: names, copies, keys.
+//!
+//! One slab entry per distinct block; two hash tables find it, by engine hash and by block key, and hold nothing but
+//! slot numbers. A block lives while any place (tier and group) holds a copy of it. The copies of the first place that
+//! the worker speaks of, its *home*, stand in the slab itself; those of other places in side tables.
+//!
+//! What must always hold:
+//!
+//! * a block that no place holds is gone: name, key and slot;
+//! * the table of keys finds exactly the placed blocks whose key no other live block has. Two live hashes for one key
+//!   mean that the engine hides what tells them apart: such blocks are *hidden*, until all of them are gone;
+//! * a *guessed* block has no key that any other block has: it gives way;
+//! * the set of doubtful copies has exactly the places of blocks that are marked so.
+//!
+//! Why it is fast: the blocks of one event get consecutive slots, so a lookup first looks at the slot after its last
+//! one, which is sequential memory, and probes a table only where that fails.
+
+mod doubt;
+mod keys;
+
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
+
+use crate::event::{EngineHash, Tier};
+use crate::key::BlockKey;
+
+pub(crate) use keys::{Spot, Walk};
+
+/// Free slots that a store keeps whatever it holds.
+const MOST_FREE: usize = 1024;
+
+/// The number of a slab entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Slot(u32);
+
+impl Slot {
+    fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The number of a place: a tier and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Place(usize);
+
+impl Place {
+    pub(crate) const HOME: Self = Self(0);
+}
+
+/// Physical copies of one block in one place, and whether the last of them is in doubt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Copies(u64);
+
+impl Copies {
+    const DOUBT: u64 = 1 << 63;
+
+    fn count(self) -> u64 {
+        self.0 & !Self::DOUBT
+    }
+
+    fn doubtful(self) -> bool {
+        self.0 & Self::DOUBT != 0
+    }
+
+    /// At least one copy that is not in doubt, or `even_doubtful` any.
+    fn held(self, even_doubtful: bool) -> bool {
+        self.0 != 0 && (even_doubtful || !self.doubtful())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placement {
+    /// Its tokens or its parent are not known yet.
+    None,
+    /// The table of keys finds it.
+    Known,
+    /// The table of keys finds it, but the key may be another block's.
+    Guessed,
+    /// Another live hash has the same key.
+    Hidden,
+}
+
+#[derive(Debug)]
+struct Block {
+    name: EngineHash<'static>,
+    key: BlockKey,
+    /// The copies of the home place.
+    home: Copies,
+    /// Blocks before it in its chain; of a block with a key.
+    depth: u32,
+    /// In how many places there are copies: at most as many as an engine has groups, in each tier.
+    places: u16,
+    placement: Placement,
+}
+
+impl Block {
+    fn vacant() -> Self {
+        Self {
+            name: EngineHash::Unsigned(0),
+            key: BlockKey(0),
+            home: Copies::default(),
+            depth: 0,
+            places: 0,
+            placement: Placement::None,
+        }
+    }
+
+    /// Key and depth.
+    fn spot(&self) -> Option<(BlockKey, u32)> {
+        (self.placement != Placement::None).then_some((self.key, self.depth))
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    blocks: Vec<Block>,
+    free: Vec<Slot>,
+    names: HashTable<Slot>,
+    keys: HashTable<Slot>,
+    hidden: HashMap<BlockKey, u32>,
+    places: BTreeMap<(Tier, i64), Place>,
+    /// By number of place.
+    tiers: Vec<Tier>,
+    side: Vec<HashMap<Slot, Copies>>,
+    doubtful: HashSet<(Place, Slot)>,
+    /// Keys that a block got or lost since this was last taken; with their depth.
+    touched: Vec<(BlockKey, u32)>,
+    /// Bytes that names take apart from their slots.
+    named: usize,
+    hasher: DefaultHashBuilder,
+    totals: Totals,
+}
+
+/// Sums over all blocks.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub copies: u64,
+    pub gpu_copies: u64,
+    pub placed: u64,
+    pub guessed: u64,
+}
+
+impl Own {
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Distinct blocks.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks.len() - self.free.len()
+    }
+
+    /// Bytes of memory that it takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let tables = self.names.allocation_size() + self.keys.allocation_size() + self.hidden.allocation_size();
+        let side: usize = self.side.iter().map(HashMap::allocation_size).sum();
+        let blocks = self.blocks.capacity() * size_of::<Block>() + self.free.capacity() * size_of::<Slot>();
+        blocks + tables + side + self.doubtful.allocation_size() + self.named
+    }
+
+    // -- places
+
+    pub(crate) fn place(&self, tier: Tier, group: i64) -> Option<Place> {
+        self.places.get(&(tier, group)).copied()
+    }
+
+    pub(crate) fn place_or_new(&mut self, tier: Tier, group: i64) -> Place {
+        let next = Place(self.places.len());
+        let place = *self.places.entry((tier, group)).or_insert(next);
+        if place == next {
+            self.tiers.push(tier);
+            if place != Place::HOME {
+                self.side.push(HashMap::new());
+            }
+        }
+        place
+    }
+
+    /// Every place of a tier, whatever the group.
+    pub(crate) fn places_of(&self, tier: Tier) -> Vec<Place> {
+        self.places.range((tier, i64::MIN)..=(tier, i64::MAX)).map(|(_, place)| *place).collect()
+    }
+
+    fn copies(&self, place: Place, slot: Slot) -> Copies {
+        if place == Place::HOME {
+            self.blocks[slot.at()].home
+        } else {
+            self.side[place.0 - 1].get(&slot).copied().unwrap_or_default()
+        }
+    }
+
+    fn set_copies(&mut self, place: Place, slot: Slot, new: Copies) {
+        let old = self.copies(place, slot);
+        let block = &mut self.blocks[slot.at()];
+        if place == Place::HOME {
+            block.home = new;
+        } else if new == Copies::default() {
+            self.side[place.0 - 1].remove(&slot);
+        } else {
+            self.side[place.0 - 1].insert(slot, new);
+        }
+        block.places = block.places - u16::from(old.count() > 0) + u16::from(new.count() > 0);
+        self.totals.copies = self.totals.copies - old.count() + new.count();
+        if self.tiers[place.0] == Tier::Gpu {
+            self.totals.gpu_copies = self.totals.gpu_copies - old.count() + new.count();
+        }
+        match (old.doubtful(), new.doubtful()) {
+            (false, true) => drop(self.doubtful.insert((place, slot))),
+            (true, false) => drop(self.doubtful.remove(&(place, slot))),
+            _ => {}
+        }
+    }
+
+    /// The tier of a place, if the worker has spoken of it.
+    pub(crate) fn tier(&self, place: Place) -> Option<Tier> {
+        self.tiers.get(place.0).copied()
+    }
+
+    // -- copies
+
+    /// One copy more; it takes doubt away.
+    pub(crate) fn add(&mut self, place: Place, name: &EngineHash<'_>) -> Slot {
+        let slot = self.slot_of(name);
+        let copies = self.copies(place, slot);
+        self.set_copies(place, slot, Copies(copies.count() + 1));
+        slot
+    }
+
+    /// One copy less, or `left` copies left; with `doubt` what is left of an uncounted removal is doubtful.
+    ///
+    /// False when the block was not known to be there. The slot is no longer valid when that was its last copy.
+    pub(crate) fn remove(&mut self, place: Place, slot: Slot, left: Option<u32>, doubt: bool) -> bool {
+        let had = self.copies(place, slot);
+        if had.count() == 0 {
+            return false;
+        }
+        let now = left.map_or(had.count() - 1, u64::from);
+        let doubtful = now > 0 && (had.doubtful() || (doubt && left.is_none()));
+        self.set_copies(place, slot, Copies(now | if doubtful { Copies::DOUBT } else { 0 }));
+        self.free_if_gone(slot);
+        true
+    }
+
+    /// Where a block stands of which there is nothing to tell but that.
+    pub(crate) fn plain(&self, slot: Slot) -> Option<Spot> {
+        let block = &self.blocks[slot.at()];
+        let plain = block.placement == Placement::Known && block.places == 1 && block.home == Copies(1);
+        plain.then_some(Spot { key: block.key, depth: block.depth, guessed: false })
+    }
+
+    /// Take a block out that has copies at its home only.
+    pub(crate) fn take(&mut self, slot: Slot) {
+        self.set_copies(Place::HOME, slot, Copies::default());
+        self.free_if_gone(slot);
+    }
+
+    fn free_if_gone(&mut self, slot: Slot) {
+        if self.blocks[slot.at()].places == 0 {
+            self.unplace(slot);
+            self.free(slot);
+        }
+    }
+
+    // -- names
+
+    pub(crate) fn find(&self, name: &EngineHash<'_>) -> Option<Slot> {
+        self.names.find(self.hasher.hash_one(name), |slot| self.blocks[slot.at()].name == *name).copied()
+    }
+
+    /// The slot of a name, a new one if it has none.
+    fn slot_of(&mut self, name: &EngineHash<'_>) -> Slot {
+        let Self { blocks, free, names, hasher, .. } = self;
+        let entry = names.entry(
+            hasher.hash_one(name),
+            |slot| blocks[slot.at()].name == *name,
+            |slot| hasher.hash_one(&blocks[slot.at()].name),
+        );
+        match entry {
+            Entry::Occupied(found) => *found.get(),
+            Entry::Vacant(vacant) => {
+                let slot = free.last().copied().unwrap_or_else(|| {
+                    // 2³² blocks of one worker are more than any memory holds
+                    Slot(u32::try_from(blocks.len()).expect("fewer than 2^32 blocks"))
+                });
+                vacant.insert(slot);
+                if free.pop().is_none() {
+                    blocks.push(Block::vacant());
+                }
+                blocks[slot.at()].name = name.to_owned_hash();
+                self.named += name.content().len();
+                slot
+            }
+        }
+    }
+
+    // -- making room
+
+    /// Key and depth of every block, as far as it has a key.
+    pub(crate) fn spots(&self) -> impl Iterator<Item = Option<(BlockKey, u32)>> {
+        self.blocks.iter().filter(|block| block.places > 0).map(Block::spot)
+    }
+
+    /// Drop the blocks that `goes` says from every place. Returns how many went.
+    pub(crate) fn cut(&mut self, goes: impl Fn(Option<(BlockKey, u32)>) -> bool) -> u64 {
+        let mut dropped = 0;
+        // from the last slot down: slots are used again last freed first, and a chain wants them in ascending order
+        for slot in (0..self.blocks.len()).rev().map(|at| Slot(at as u32)) {
+            let block = &self.blocks[slot.at()];
+            if block.places > 0 && goes(block.spot()) {
+                for place in (0..self.tiers.len()).map(Place) {
+                    self.set_copies(place, slot, Copies::default());
+                }
+                self.free_if_gone(slot);
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Give back what free slots take, if it is much. No slot of before is valid any more.
+    pub(crate) fn tidy(&mut self) {
+        if self.free.len() < MOST_FREE || self.free.len() < self.blocks() {
+            return;
+        }
+        let live = self.blocks();
+        let mut moved = HashMap::with_capacity(live);
+        let blocks = std::mem::replace(&mut self.blocks, Vec::with_capacity(live));
+        self.free = Vec::new();
+        for (at, block) in blocks.into_iter().enumerate().filter(|(_, block)| block.places > 0) {
+            moved.insert(Slot(at as u32), Slot(self.blocks.len() as u32));
+            self.blocks.push(block);
+        }
+        let Self { blocks, hasher, .. } = self;
+        let by_name = |slot: &Slot| hasher.hash_one(&blocks[slot.at()].name);
+        let by_key = |slot: &Slot| hasher.hash_one(blocks[slot.at()].key);
+        let mut names = HashTable::with_capacity(blocks.len());
+        let mut keys = HashTable::with_capacity(blocks.len());
+        for (at, block) in blocks.iter().enumerate() {
+            let slot = Slot(at as u32);
+            names.insert_unique(by_name(&slot), slot, by_name);
+            if matches!(block.placement, Placement::Known | Placement::Guessed) {
+                keys.insert_unique(by_key(&slot), slot, by_key);
+            }
+        }
+        self.names = names;
+        self.keys = keys;
+        for side in &mut self.side {
+            *side = side.drain().map(|(slot, copies)| (moved[&slot], copies)).collect();
+        }
+        self.doubtful = self.doubtful.drain().map(|(place, slot)| (place, moved[&slot])).collect();
+    }
+
+    fn free(&mut self, slot: Slot) {
+        let block = std::mem::replace(&mut self.blocks[slot.at()], Block::vacant());
+        if let Ok(entry) = self.names.find_entry(self.hasher.hash_one(&block.name), |other| *other == slot) {
+            entry.remove();
+        }
+        self.named -= block.name.content().len();
+        self.free.push(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests;
