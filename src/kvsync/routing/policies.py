@@ -74,24 +74,21 @@ class Work(Sequence[float]):
 
 def _work(board: Board, settings: RoutingSettings, rows: Iterable[int]) -> list[float]:
     prompt, hope, decode = board.prompt_tokens, settings.expected_discount, settings.decode_cost
-    matches, expected, shared, queued, running = (
-        board.matches,
-        board.expected,
-        board.shared,
-        board.queued,
-        board.running,
-    )
+    matches, expected, shared, busy = board.matches, board.expected, board.shared, board.busy
     work = []
     for row in rows:
         left: float = prompt
         match = matches.get(row)
-        if match is not None and match.credit:
-            left -= saved_tokens(match, settings)
+        if match is not None and (saved := match.credit):
+            tiers = match.by_tier
+            left -= saved if len(tiers) == 1 and "gpu" in tiers else saved_tokens(match, settings)
         if row in expected:
             left -= hope * expected[row]
-        before = queued[row] - shared[row] if row in shared else queued[row]
-        # Conditions, not max(): where all workers hold the prompt, every request pays this for every worker.
-        work.append((left if left > 0 else 0) + ((before if before > 0 else 0) + decode * running[row]))
+        before = busy[row]
+        if row in shared:
+            before = max(0, board.queued[row] - shared[row]) + decode * board.running[row]
+        # A condition, not max(): where all workers hold the prompt, every request pays this for every worker.
+        work.append((left if left > 0 else 0) + before)
     return work
 
 

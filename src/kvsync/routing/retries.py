@@ -43,6 +43,8 @@ class RetryBudget:
     def _place(self) -> int:
         """Where this second is counted. Seconds that passed without a call are emptied on the way."""
         now = int(self._clock())
+        if now == self._second:
+            return now % WINDOW
         for second in range(max(self._second + 1, now - WINDOW + 1), now + 1):
             self._requests[second % WINDOW] = self._retries[second % WINDOW] = 0
         self._second = max(self._second, now)
