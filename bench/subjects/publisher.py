@@ -95,9 +95,9 @@ class Publisher:
         """
         return self._send(self._loaded, rate, at, times)
 
-    def stream(self, scripts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def stream(self, scripts: Sequence[Mapping[str, Any]], rate: float | None = None) -> dict[str, Any]:
         """A script per stream, made while it is sent."""
-        return self._send(((worker, rest(events)) for worker, events in in_turns(scripts)))
+        return self._send(((worker, rest(events)) for worker, events in in_turns(scripts)), rate)
 
     def _send(
         self,
