@@ -299,6 +299,53 @@ def _goes_back(before: bytes, behind: bytes) -> bool:
     return _time(behind) < _time(before)
 
 
+class Marks:
+    """Numbers and their stamps, of each remainder by ``REMEMBERED`` the one noted last."""
+
+    def __init__(self) -> None:
+        self._ring: list[tuple[int, bytes] | None] = [None] * REMEMBERED
+        self._run = b""
+        """Times not yet in the ring, 8 bytes each: most are never looked at, and objects cost as much as a message."""
+        self._behind = 0
+        """The number behind the last of them."""
+
+    def note(self, seq: int, mark: bytes) -> None:
+        if self._run:
+            self._unroll()
+        self._ring[seq % REMEMBERED] = (seq, mark)
+
+    def note_run(self, last: int, times: bytes) -> None:
+        """Numbers up to ``last``, whose stamps are float64 times; of a longer run the last ``REMEMBERED`` will do."""
+        if self._run and last + 1 - len(times) // 8 == self._behind:
+            times = self._run + times
+        elif self._run:
+            self._unroll()
+        self._run, self._behind = times[-8 * REMEMBERED :], last + 1
+
+    def of(self, seq: int) -> bytes | None:
+        self._unroll()
+        mark = self._ring[seq % REMEMBERED]
+        return mark[1] if mark is not None and mark[0] == seq else None
+
+    def all(self) -> list[tuple[int, bytes]]:
+        self._unroll()
+        return [mark for mark in self._ring if mark is not None]
+
+    def drop_behind(self, seq: int) -> None:
+        self._unroll()
+        self._ring = [mark if mark is not None and mark[0] <= seq else None for mark in self._ring]
+
+    def clear(self) -> None:
+        self._ring, self._run = [None] * REMEMBERED, b""
+
+    def _unroll(self) -> None:
+        first = self._behind - len(self._run) // 8
+        for at in range(0, len(self._run), 8):
+            seq = first + at // 8
+            self._ring[seq % REMEMBERED] = (seq, b"\xcb" + self._run[at : at + 8])
+        self._run = b""
+
+
 class Stream:
     """One worker's stream. See the module's text.
 
@@ -337,8 +384,8 @@ class Stream:
         self._verified = False
         """The epoch that answers now is the one that ``last`` belongs to."""
         self._waiting: dict[int, bytes] = {}
-        self._marks: list[tuple[int, bytes] | None] = [None] * REMEMBERED
-        """Numbers of one process and their stamps; it is that of ``last``, where there is one."""
+        self._marks = Marks()
+        """Of one process; it is that of ``last``, where there is one."""
         self._anchor: tuple[int, bytes] | None = None
         """The last number applied of that process before ``last`` was given up, and its stamp."""
         self._at = math.nan
@@ -424,7 +471,7 @@ class Stream:
                 if self._live_first is None:
                     self._live_first = seq
                 self._next = seq + 1
-                self._marks[seq % REMEMBERED] = (seq, mark)
+                self._marks.note(seq, mark)
                 self._at = at
                 self.counts.applied += 1
                 return [Apply(seq, payload)]
@@ -471,9 +518,7 @@ class Stream:
             self._live_first = last + 1 - count
         self._live_last = self._seen = self.last = last
         self._next = last + 1
-        for at in range(0, len(times), 8):
-            seq = last + 1 - (len(times) - at) // 8
-            self._marks[seq % REMEMBERED] = (seq, b"\xcb" + times[at : at + 8])
+        self._marks.note_run(last, times)
         self._at = _time(b"\xcb" + times[-8:])
 
     def replay_started(self, now: float) -> list[Action]:
@@ -650,7 +695,7 @@ class Stream:
 
     def _forget_process(self) -> None:
         """What comes from now on may be of another process than what is remembered."""
-        self._marks = [None] * REMEMBERED
+        self._marks.clear()
         self._anchor = None
         self._reaches_back = True
         self._relearns = 0
@@ -660,7 +705,7 @@ class Stream:
         """What was applied no longer counts; its last number still tells the process."""
         if self.last is not None:
             self._anchor = self.last, self._stamp_of_last()
-            self._marks = [m if m is not None and m[0] <= self.last else None for m in self._marks]
+            self._marks.drop_behind(self.last)
         self.last = self._next = None
 
     def _pick_up_anywhere(self) -> None:
@@ -734,7 +779,7 @@ class Stream:
                 current.asked = 0
                 current.anew = True
             else:
-                marks = [m for m in self._marks if self._hinted and m is not None and last - REMEMBERED < m[0] < last]
+                marks = [m for m in self._marks.all() if self._hinted and last - REMEMBERED < m[0] < last]
                 if self._doubt is not None:
                     marks.append(self._doubt)
                 if marks:
@@ -939,7 +984,7 @@ class Stream:
         self.counts.applied += 1
         self.last = seq
         self._next = seq + 1
-        self._marks[seq % REMEMBERED] = (seq, mark)
+        self._marks.note(seq, mark)
         self._at = _time(mark)
 
     def _drain(self) -> None:
@@ -996,7 +1041,7 @@ class Stream:
         if known is None or known == mark or self.last is None or seq <= self.last:
             return known
         # Another process took over before the epoch was taken up anew: all that was applied since is of one.
-        self._marks = [m if m is not None and m[0] <= self.last else None for m in self._marks]
+        self._marks.drop_behind(self.last)
         self._anchor = None
         return None
 
@@ -1006,10 +1051,10 @@ class Stream:
         return mark
 
     def _remembered(self, seq: int) -> bytes | None:
-        mark = self._marks[seq % REMEMBERED]
-        if mark is None or mark[0] != seq:
-            mark = self._anchor
-        return mark[1] if mark is not None and mark[0] == seq else None
+        mark = self._marks.of(seq)
+        if mark is None and self._anchor is not None and self._anchor[0] == seq:
+            mark = self._anchor[1]
+        return mark
 
     # -- the table ------------------------------------------------------------------------------------------------
 
