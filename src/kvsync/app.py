@@ -104,7 +104,7 @@ class App:
         admin_tls = port_tls("certificates of the admin port", settings.admin.tls)
         ports = [tls.live for tls in (data_tls, admin_tls) if tls is not None]
         self._renewed: Sequence[Renewed] = (*credentials, *ports, self._tenants)
-        self.index = PrefixIndex(settings.index.max_blocks)
+        self.index = PrefixIndex(settings.index.max_blocks, settings.index.max_bytes)
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable(settings.routing.decode_cost)

@@ -143,9 +143,7 @@ class Report:
         return found
 
     def _indexed(self) -> Mapping[str, Mapping[str, Any]]:
-        workers = self._index.stats()["workers"]
-        assert isinstance(workers, Mapping)
-        return workers
+        return _workers(self._index.stats())
 
     def _scrape(self) -> None:
         self._metrics.log_dropped(logs.dropped())
@@ -154,13 +152,21 @@ class Report:
         remote = self._tokenizing()["remote"]
         if remote is not None:
             self._metrics.tokenizers(remote["active"], remote["taken_out"])
-        indexed = self._indexed()
+        stats = self._index.stats()
+        self._metrics.index_bytes(int(str(stats["bytes"])))
+        indexed = _workers(stats)
         for worker, known in indexed.items():
             self._metrics.indexed(worker, known["trust"], known["blocks"], known["counts"])
         for status in self._kv_sync.workers():
             counts = indexed.get(status.worker, {}).get("counts", {})
             self._metrics.streamed(status.worker, status.state.value, _figures(status, counts), asdict(status.counts))
             self._metrics.watched(status.worker, status.asleep, status.alarm, status.scrapes_failed)
+
+
+def _workers(stats: Mapping[str, object]) -> Mapping[str, Mapping[str, Any]]:
+    workers = stats["workers"]
+    assert isinstance(workers, Mapping)
+    return workers
 
 
 _SHOWN_ABOVE: Final = frozenset({"model", "trust", "blocks", "block_size"})

@@ -158,8 +158,10 @@ class RoutingSettings(_Section):
 class IndexSettings(_Section):
     """What the prefix index may hold."""
 
-    max_blocks: Annotated[int, Field(ge=1)] = 20_000_000
-    """Blocks of all workers together. Above, tails go first, and the workers concerned are ``partial``."""
+    max_bytes: Annotated[int, Field(ge=1)] = 4 << 30
+    """Memory for the blocks of all workers. Above, tails go first, and the workers concerned are ``partial``."""
+    max_blocks: Annotated[int, Field(ge=1)] | None = None
+    """The same by the number of blocks, each holder of one counted."""
 
 
 class GatewaySettings(_Section):

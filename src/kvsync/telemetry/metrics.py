@@ -115,6 +115,7 @@ class Metrics:
         self._kv_sync = gauge("kvsync_kv_sync", "1 for the state that KV sync is in.", "state")
         self._trust = gauge("kvsync_worker_trust", "1 for how far the index can be trusted.", "worker", "trust")
         self._blocks = gauge("kvsync_worker_blocks", "Blocks that the index knows on the worker.", "worker")
+        self._index_bytes = gauge("kvsync_index_bytes", "Memory that the index takes.")()
         self._index_counts = totals(
             "kvsync_index_events", "What the index did not simply apply, by reason.", "worker", "reason"
         )
@@ -284,6 +285,10 @@ class Metrics:
         for model, mode in models.items():
             for known in MODES:
                 self._model_mode(model, known).set(known == mode)
+
+    def index_bytes(self, taken: int) -> None:
+        """What the index takes in all, as it counts."""
+        self._index_bytes.set(taken)
 
     def indexed(self, worker: str, trust: str, blocks: int, counts: Mapping[str, int]) -> None:
         """What the index says of a worker; totals by reason."""

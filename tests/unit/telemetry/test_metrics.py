@@ -39,6 +39,7 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.tokenizers(2, 1)
     metrics.kv_sync("running")
     metrics.indexed(worker, "partial", 77, {"orphans": 5})
+    metrics.index_bytes(4096)
     metrics.streamed(
         worker,
         "live",
@@ -161,6 +162,7 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("worker_trust", {"worker": "w", "trust": "partial"}, 1),
     ("worker_trust", {"worker": "w", "trust": "exact"}, 0),
     ("worker_blocks", {"worker": "w"}, 77),
+    ("index_bytes", {}, 4096),
     ("index_events_total", {"worker": "w", "reason": "orphans"}, 5),
     ("stream_state", {"worker": "w", "state": "live"}, 1),
     ("stream_state", {"worker": "w", "state": "down"}, 0),
