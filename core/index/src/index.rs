@@ -7,8 +7,9 @@
 //! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
 //!   `store::cut`. A bound on bytes is looked after each time that so much may have come that it matters.
 
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{RwLock, RwLockWriteGuard};
@@ -63,9 +64,17 @@ pub struct Registered {
     model: Arc<Model>,
     /// Its number among all of every index.
     registration: u64,
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Registered {
+    /// What the user of the index keeps with it: made at the first call, the same ever after.
+    ///
+    /// `None` for another type than that of the first call.
+    pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Option<&T> {
+        self.kept.get_or_init(|| Box::new(make())).downcast_ref()
+    }
+
     /// The worker's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -172,7 +181,12 @@ impl Index {
         let replaced = registry.remove(name);
         let (model, workers) = registry.model(model);
         model.body.write().workers.insert(registration, worker);
-        let added = Arc::new(Registered { name: name.to_owned(), model: Arc::clone(model), registration });
+        let added = Arc::new(Registered {
+            name: name.to_owned(),
+            model: Arc::clone(model),
+            registration,
+            kept: OnceLock::new(),
+        });
         Arc::make_mut(workers).push(Arc::clone(&added));
         registry.by_name.insert(name.to_owned(), Arc::clone(&added));
         drop(registry);

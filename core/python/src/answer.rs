@@ -1,11 +1,11 @@
 //! What the index says, as Python objects.
 
-use kvsync_index::Description;
 use kvsync_index::event::Tier;
+use kvsync_index::{Description, Registered};
 use pyo3::IntoPyObjectExt;
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyNotImplemented};
+use pyo3::types::{PyDict, PyNotImplemented, PyString};
 
 /// What one worker can do for one prompt; equal to any object with equal attributes, whatever its `as_of`.
 #[pyclass(frozen, module = "kvsync_core")]
@@ -83,6 +83,12 @@ impl Match {
         }
         ours.eq(pyo3::types::PyTuple::new(py, theirs)?).map(Some)
     }
+}
+
+/// A worker's name, as one object for as long as it is registered: it is made, and hashed, once.
+pub(crate) fn name<'py>(py: Python<'py>, worker: &Registered) -> Bound<'py, PyString> {
+    let make = || PyString::intern(py, worker.name());
+    worker.kept(|| make().unbind()).map_or_else(make, |name| name.bind(py).clone())
 }
 
 /// State per worker, and what was counted since it was added.

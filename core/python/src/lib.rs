@@ -195,17 +195,17 @@ impl PrefixIndex {
         } else {
             py.detach(|| self.index.lookup(&prompt))
         };
-        let answer = PyDict::new(py);
+        let matches = PyDict::new(py);
         for (worker, found) in found {
-            answer.set_item(worker.name(), Match(found))?;
+            matches.set_item(answer::name(py, &worker), Match(found))?;
         }
-        Ok(answer)
+        Ok(matches)
     }
 
     fn block_sizes<'py>(&self, py: Python<'py>, model: &str) -> PyResult<Bound<'py, PyDict>> {
         let sizes = PyDict::new(py);
         for (worker, size) in self.index.block_sizes(model) {
-            sizes.set_item(worker.name(), size)?;
+            sizes.set_item(answer::name(py, &worker), size)?;
         }
         Ok(sizes)
     }

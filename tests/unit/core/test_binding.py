@@ -73,6 +73,21 @@ def test_a_match_is_a_value(index: Any) -> None:
     assert match.by_tier == {"gpu": 4}, "a copy each time"
 
 
+def test_a_worker_has_one_name(index: Any) -> None:
+    """The same object in every answer, and as long as an answer holds it."""
+    names = [next(iter(index.match([1], MODEL))), next(iter(index.block_sizes(MODEL)))]
+    assert names[0] is names[1]
+    threads = [threading.Thread(target=index.remove_worker, args=("w",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names == ["w", "w"]
+    assert index.match([1], MODEL) == {}
+    index.add_worker("w", MODEL)
+    assert list(index.match([1], MODEL)) == ["w"]
+
+
 # -- what answers teach
 
 
