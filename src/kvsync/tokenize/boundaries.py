@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 
@@ -52,15 +53,35 @@ class Boundaries:
             token.content: number for number, token in raw if not token.single_word and not token.content[0].isspace()
         }
         """Content of every boundary token → its id."""
-        # All raw tokens take part in the search, longest first: a longer one hides a boundary token in its place.
-        longest_first = sorted((re.escape(token.content) for _, token in raw), key=len, reverse=True)
-        self._pattern = re.compile("|".join(longest_first)) if self.ids else None
+        # All raw tokens take part in the search: a longer one hides a boundary token in its place.
+        self._pattern = re.compile(longest_of({token.content for _, token in raw})) if self.ids else None
 
     def cuts(self, text: str) -> list[Cut]:
         """Every place in ``text`` behind a boundary token, in order."""
         if self._pattern is None:
             return []
         return [Cut(match.end(), match.group()) for match in self._pattern.finditer(text) if match.group() in self.ids]
+
+
+def longest_of(texts: Iterable[str]) -> str:
+    """An expression that matches the longest of some texts at a place.
+
+    Texts share what they begin with alike: vocabularies have a thousand tokens that differ in a number at the end, and
+    trying one after another takes longer than tokenizing.
+    """
+    by_first: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        by_first.setdefault(text[:1], []).append(text)
+    ends_here = by_first.pop("", None) is not None
+    branches = []
+    for group in by_first.values():
+        # Sorted, so what the first and the last have in common all of them have.
+        pairs = zip(group[0], group[-1], strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        branches.append(re.escape(group[0][:common]) + longest_of(text[common:] for text in group))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if ends_here else "")
 
 
 def spaced(cuts: Iterable[Cut], spacing: int) -> list[Cut]:
@@ -77,4 +98,4 @@ def spaced(cuts: Iterable[Cut], spacing: int) -> list[Cut]:
     return chosen
 
 
-__all__ = ["AddedToken", "Boundaries", "Cut", "spaced"]
+__all__ = ["AddedToken", "Boundaries", "Cut", "longest_of", "spaced"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from kvsync.tokenize.boundaries import Boundaries, Cut, spaced
+from kvsync.tokenize.boundaries import Boundaries, Cut, longest_of, spaced
 
 
 def boundaries(*tokens: AddedToken) -> Boundaries:
@@ -45,3 +49,9 @@ def test_spacing_depends_on_what_comes_before_alone() -> None:
     assert [cut.end for cut in spaced(cuts, 8)] == [8, 30]
     for length in range(len(cuts)):
         assert spaced(cuts, 8)[: len(spaced(cuts[:length], 8))] == spaced(cuts[:length], 8)
+
+
+@given(st.sets(st.text("ab<|(.", min_size=1, max_size=5), min_size=1, max_size=8), st.text("ab<|(.", max_size=40))
+def test_the_longest_at_each_place(texts: set[str], text: str) -> None:
+    longest_first = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    assert re.findall(longest_of(texts), text) == re.findall(longest_first, text)
