@@ -124,7 +124,7 @@ def _lookup(name: str, title: str, length: int, workers: int, part: Callable[[in
         subjects = {OURS: ours(), RADIX: radix(python), PURE: ours()}
 
         def measure(name: str) -> Figures:
-            took = subjects[name].ask("match", chain=chain, times=3 if name == PURE else run.pick(30, 5))
+            took = subjects[name].ask("match", chains=[chain], times=3 if name == PURE else run.pick(30, 5))
             return {name: median(times) for name, times in took.items()}
 
         with all_of(tuple(subjects.values())):
@@ -151,6 +151,48 @@ def _lookup(name: str, title: str, length: int, workers: int, part: Callable[[in
     )
 
 
+def _many(ratio: float | None) -> Row:
+    """Other prompts each time, out of many: what a look-up touches is not in the processor's caches."""
+
+    @contextmanager
+    def open_(run: Run) -> Iterator[Sides]:
+        python = run.environment("dynamo")
+        blocks = LONG // BLOCK
+        chains = [(7 + n, blocks) for n in range(run.pick(128, 16))]
+        plan = {f"w{w}": [chain for n, chain in enumerate(chains) if w in (n % 64, (n + 1) % 64)] for w in range(64)}
+        expected = {chain: {w: blocks for w, held in plan.items() if chain in held} for chain in chains}
+        scripts = [{"kind": "store", "wanted": held, "per_batch": 16} for held in plan.values()]
+        subjects = {OURS: ours(), RADIX: radix(python)}
+
+        def measure(name: str) -> Figures:
+            took = subjects[name].ask("match", chains=chains, times=len(chains))
+            return {name: median(times) for name, times in took.items()}
+
+        with all_of(tuple(subjects.values())):
+            for name, subject in subjects.items():
+                begin(subject, 64, **({"hashed": True} if name == RADIX else {}))
+                subject.ask("load", 600, scripts=scripts)
+                subject.ask("apply")
+                verify(subject, expected)
+            yield {name: partial(measure, name) for name in subjects}
+
+    title = f"{LONG:,} tokens → match, another prompt of a million blocks each time"
+    return Row(
+        name="match-many",
+        title=title,
+        method=(
+            "As the row before, but every look-up is of another one of 128 prompts, each held by two of 64 workers and "
+            "stored 16 blocks a batch, all workers in turns: memory is touched that no cache of the processor has."
+        ),
+        targets=(
+            Target(f"{title}: CPU", "cpu", "ms", factor=1e3, ratio=ratio, peers=PEERS),
+            Target("by the clock", "seconds", "ms", factor=1e3, peers=PEERS, aside=True),
+        ),
+        open=open_,
+        repeats=3,
+    )
+
+
 def _a_part(worker: int) -> float:
     return worker / WORKERS
 
@@ -163,4 +205,5 @@ ROWS: Sequence[Row] = (
     _lookup("match-parts", f"{LONG:,} tokens → match, 64 workers hold a part each", LONG, 64, _a_part, 10.0),
     _lookup("match-none", f"{LONG:,} tokens → match, 64 workers hold nothing of it", LONG, 64, lambda _: 0.0, 10.0),
     _lookup("match-32k", f"{SHORT:,} tokens → match, 100 workers hold all", SHORT, 100, lambda _: 1.0, 10.0),
+    _many(None),
 )

@@ -4,7 +4,7 @@ load      payloads of scripts into memory
 apply     all that is loaded, into a new index → seconds
 feed      payloads from a process that makes them, into the index that is there
 held      credit in blocks per worker, for the prompts of chains
-match     look a prompt up so many times → seconds of each look-up, by the clock and of CPU
+match     look prompts up in turns, so many times → seconds of each look-up, by the clock and of CPU
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from bench.subjects import feeding, serve, timed
 from bench.work import BLOCK, Chain, tokens
+from kvsync.config.model import IndexSettings
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.index.match import Index
 from kvsync.index.reference import ReferenceIndex
 
 MODEL = "m"
-MAX_BLOCKS = 20_000_000
 DRAIN = 64
 """Batches that are handed over together, as a reader does that has many at hand."""
 
@@ -31,7 +31,8 @@ class Applier:
 
     def begin(self, workers: int, pure: bool = False) -> bool:
         """A new index. → whether it is the one that was asked for, which takes the native core unless ``pure``."""
-        self._index: Index = ReferenceIndex(MAX_BLOCKS) if pure else PrefixIndex(MAX_BLOCKS)
+        caps = IndexSettings()
+        self._index: Index = ReferenceIndex() if pure else PrefixIndex(caps.max_blocks, caps.max_bytes)
         for number in range(workers):
             self._index.add_worker(f"w{number}", MODEL)
         return NATIVE or pure
@@ -69,10 +70,11 @@ class Applier:
             found.append({worker: match.credit // BLOCK for worker, match in matches.items() if match.credit})
         return found
 
-    def match(self, chain: Chain, times: int) -> dict[str, list[float]]:
-        prompt = tokens(*chain)
-        prompt.append(0)
-        return timed(lambda: self._index.match(prompt, MODEL), times)
+    def match(self, chains: Sequence[Chain], times: int) -> dict[str, list[float]]:
+        prompts = [tokens(*chain) for chain in chains]
+        for prompt in prompts:
+            prompt.append(0)
+        return timed(lambda prompt: self._index.match(prompt, MODEL), prompts, times)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from bench.subjects import answer
 from bench.work import BLOCK, tokens
 from kvsync.cli.process import settle_collector
 from kvsync.config import EventsSettings
+from kvsync.config.model import IndexSettings
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, Target
 from kvsync.events.manager import EventManager
@@ -56,7 +57,8 @@ class Known:
 
 class Follower:
     def __init__(self) -> None:
-        self.index = PrefixIndex(20_000_000)
+        caps = IndexSettings()
+        self.index = PrefixIndex(caps.max_blocks, caps.max_bytes)
         self._manager = EventManager(self.index, EventsSettings(enabled=True), locator=Known())
         self._loop = asyncio.get_running_loop()
 

@@ -66,13 +66,14 @@ class Radix:
             found.append({f"w{worker}": blocks for (worker, _), blocks in scores.items()})
         return found
 
-    def match(self, chain: Chain, times: int) -> dict[str, list[float]]:
+    def match(self, chains: Sequence[Chain], times: int) -> dict[str, list[float]]:
         """Hash and find. It takes a list or an array of tokens: the faster of the two."""
-        ids = tokens(*chain)
-        return min((self._match(prompt, times) for prompt in (ids, ids.tolist())), key=lambda took: sum(took["cpu"]))
+        arrays = [tokens(*chain) for chain in chains]
+        ways = (arrays, [ids.tolist() for ids in arrays])
+        return min((self._match(prompts, times) for prompts in ways), key=lambda took: sum(took["cpu"]))
 
-    def _match(self, prompt: Sequence[int], times: int) -> dict[str, list[float]]:
-        return timed(lambda: self._tree.find_matches(compute_block_hash_for_seq(prompt, BLOCK)), times)
+    def _match(self, prompts: Sequence[Sequence[int]], times: int) -> dict[str, list[float]]:
+        return timed(lambda ids: self._tree.find_matches(compute_block_hash_for_seq(ids, BLOCK)), prompts, times)
 
 
 def _hash(prompt: Prompt) -> None:
