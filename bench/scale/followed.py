@@ -33,7 +33,7 @@ from bench.scale.probe import Probe
 from bench.traffic import payload, rest
 from bench.work import BLOCK, script
 from kvsync.cli.process import settle_collector
-from kvsync.config import EventsSettings
+from kvsync.config import EventsSettings, Settings
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, Target
 from kvsync.events.manager import EventManager
@@ -116,7 +116,7 @@ class Followed:
         self.seconds = seconds
         self.each = TURNOVER // workers // PER_BATCH * PER_BATCH
         self.fleet = Fleet(workers, blocks - self.each * workers)
-        self.index: Index = PrefixIndex(2 * blocks)
+        self.index: Index = PrefixIndex(max_bytes=Settings().index.max_bytes)
         self.batches = round(RATE / PER_BATCH * seconds / workers)
         """Of each engine."""
 

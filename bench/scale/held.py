@@ -63,7 +63,7 @@ class Held:
             raise Wrong("kvsync-core is not installed: this would measure the pure-Python index")
         self.fleet = fleet
         self.lookups = lookups
-        app = asyncio.run(_app(2 * fleet.blocks))
+        app = asyncio.run(_app())
         self.index, self.router = app.index, app.router
         self.prompts = list(fleet.prompts())
         self._rng = random.Random(5)
@@ -86,6 +86,7 @@ class Held:
             "process": before,
             "memory": grown,
             "bytes_per_block": grown / held,
+            "counted": self.index.stats()["bytes"],
             **filled,
             "lookups": [self.look_up(kind, blocks) for blocks in (SHORT, MIDDLE, LONG) for kind in ("held", "new")],
             "choices": [self.choose(blocks) for blocks in (SHORT, MIDDLE, LONG)],
@@ -233,9 +234,9 @@ class Held:
         return took, max(0.0, fell() - began), max(lookup for _, lookup, _ in seen), before - lowest
 
 
-async def _app(max_blocks: int) -> App:
+async def _app() -> App:
     """Index and router of ``kvsync serve``; made on a loop, as it asks for, and never started."""
-    return App(Settings.model_validate({"index": {"max_blocks": max_blocks}}))
+    return App(Settings())
 
 
 def main() -> None:

@@ -94,16 +94,20 @@ def size(line: Line) -> str:
 
 
 def _memory(document: Document) -> Iterator[str]:
-    yield "What the process has in RAM beside files, more than with an empty index."
+    yield (
+        "What the process has in RAM beside files, more than with an empty index; *counted* is what the index says that "
+        "it takes, which `index.max_bytes` bounds."
+    )
     yield ""
     yield from table(
-        ("workers", "blocks", "distinct", "memory, MB", "bytes a block", "CPU of storing a block, µs"),
+        ("workers", "blocks", "distinct", "memory, MB", "counted, MB", "bytes a block", "CPU of storing a block, µs"),
         (
             (
                 f"{line['workers']:,}",
                 f"{line['blocks']:,}",
                 f"{line['distinct']:,}",
                 number(line["memory"] / 1e6),
+                number(line["counted"] / 1e6),
                 number(line["bytes_per_block"]),
                 us(line["apply_seconds_per_block"]),
             )
