@@ -68,6 +68,12 @@ impl Question {
     pub fn limit(&self) -> u64 {
         self.tokens.saturating_sub(1) / self.block_size
     }
+
+    /// Blocks that the engine serves of so many that it finds.
+    #[must_use]
+    pub fn served(&self, found: u64) -> u64 {
+        if self.eagle { found.saturating_sub(1) } else { found }
+    }
 }
 
 /// Says what a worker holds; rules are named by their place among all.
@@ -122,7 +128,7 @@ pub fn hit_blocks(rules: &[Rule], question: Question, mut held: impl Held) -> u6
             break;
         }
     }
-    if question.eagle { run.saturating_sub(1) } else { run }
+    question.served(run)
 }
 
 /// The longest prefix of at most `run` blocks whose last `need` blocks are held.

@@ -8,7 +8,7 @@
 //!   `store::cut`. A bound on bytes is looked after each time that so much may have come that it matters.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::{HashMap, HashSet};
@@ -55,6 +55,23 @@ struct Body {
 struct Model {
     name: String,
     body: RwLock<Body>,
+    /// Workers that a lookup has to ask block by block.
+    slow: AtomicUsize,
+}
+
+impl Model {
+    fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), body: RwLock::default(), slow: AtomicUsize::new(0) }
+    }
+
+    /// Of a worker that was changed.
+    fn recount(&self, worker: &mut Worker) {
+        match worker.becomes_slow() {
+            Some(true) => drop(self.slow.fetch_add(1, Ordering::Relaxed)),
+            Some(false) => drop(self.slow.fetch_sub(1, Ordering::Relaxed)),
+            None => {}
+        }
+    }
 }
 
 /// One worker of the index.
@@ -133,7 +150,7 @@ struct Registry {
 
 impl Registry {
     fn model(&mut self, name: &str) -> &mut (Arc<Model>, Workers) {
-        let new = || (Arc::new(Model { name: name.to_owned(), body: RwLock::default() }), Workers::default());
+        let new = || (Arc::new(Model::new(name)), Workers::default());
         self.by_model.entry(name.to_owned()).or_insert_with(new)
     }
 
@@ -210,6 +227,7 @@ impl Index {
         let mut worker = workers.remove(&registered.registration)?;
         self.blocks.fetch_sub(worker.blocks(), Ordering::Relaxed);
         worker.leave(shared);
+        registered.model.recount(&mut worker);
         Some(worker)
     }
 
@@ -236,6 +254,7 @@ impl Index {
         };
         let before = worker.blocks();
         change(worker, shared);
+        registered.model.recount(worker);
         let (after, emptied) = (worker.blocks(), worker.take_emptied());
         shared.sweep(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize);
         self.blocks.fetch_add(after.wrapping_sub(before), Ordering::Relaxed); // wraps where there are fewer now
@@ -314,6 +333,7 @@ impl Index {
         };
         let mut guard = model.body.write();
         step(&mut |worker, shared| worker.cut(shared, cut), &mut guard);
+        guard.workers.values_mut().for_each(|worker| model.recount(worker));
         RwLockWriteGuard::unlock_fair(guard);
         let mut next = Some(Slot::FIRST);
         while let Some(from) = next {
@@ -323,6 +343,18 @@ impl Index {
             RwLockWriteGuard::unlock_fair(guard);
             next = rest;
         }
+    }
+
+    /// What a lookup of so many tokens takes at most, in nanoseconds, on a slow machine: more than it mostly does.
+    #[must_use]
+    pub fn lookup_time(&self, model: &str, tokens: usize) -> usize {
+        let registry = self.registry.read();
+        let Some((model, workers)) = registry.by_model.get(model) else {
+            return 0;
+        };
+        // a block costs about 15 ns to find, whatever holds it, and as much for each worker that is asked for it
+        let slow = model.slow.load(Ordering::Relaxed);
+        tokens.saturating_mul(1 + slow).saturating_add(150 * workers.len())
     }
 
     /// What each worker of the prompt's model can do for it. Hashes once per distinct block size, as far as needed.

@@ -85,9 +85,19 @@ impl Store {
         self.plain as usize + self.own.blocks()
     }
 
+    /// Are there blocks in the own store?
+    pub(crate) fn has_own(&self) -> bool {
+        self.own.blocks() > 0
+    }
+
     /// Bytes of memory that it takes, about; what is shared apart.
     pub(crate) fn bytes(&self) -> usize {
         self.own.bytes() + self.aliases.bytes()
+    }
+
+    /// Its member, if all its blocks are plain and at this place.
+    pub(crate) fn only_plain(&self, tier: Tier, group: i64) -> Option<Member> {
+        self.member.filter(|_| self.own.blocks() == 0 && self.own.place(tier, group) == Some(Place::HOME))
     }
 
     /// Give up everything at once; what is returned takes a while to be freed.

@@ -1,14 +1,14 @@
 //! A prompt's way through the blocks of a model: its keys, and who holds each of them.
 //!
-//! Found as far as somebody asks, once for all workers. Neighbours with the same holders make one *leg*, so that most
-//! workers' part of a lookup is a question or two, however long the prompt is.
+//! Found as far as somebody asks, once for all workers. Neighbours with the same holders make one *leg*: one walk over the
+//! legs tells of every worker how far its plain blocks go, however long the prompt is.
 //!
 //! What must always hold: what is found is used only while the blocks that it was found in are locked, and forgotten then
 //! ([`Trail::restart`]). The keys stay.
 
 use crate::holders::SetId;
 use crate::key::{BlockKey, KeyChain};
-use crate::shared::{Shared, Slot};
+use crate::shared::{Member, Shared, Slot};
 
 /// Blocks with the same holders.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,12 +28,14 @@ pub struct Trail<'a> {
     runs: Vec<(usize, Option<Slot>)>,
     /// Where the next entry should stand.
     next: Option<Slot>,
+    /// By number of a member, once asked for: where its plain blocks end.
+    ends: Vec<u32>,
 }
 
 impl<'a> Trail<'a> {
     /// Of a prompt with these keys.
     pub(crate) fn new(chain: KeyChain<'a>) -> Self {
-        Self { chain, legs: Vec::new(), runs: Vec::new(), next: None }
+        Self { chain, legs: Vec::new(), runs: Vec::new(), next: None, ends: Vec::new() }
     }
 
     /// The key of a block, which must lie within the prompt.
@@ -52,6 +54,7 @@ impl<'a> Trail<'a> {
         self.legs.clear();
         self.runs.clear();
         self.next = None;
+        self.ends.clear();
     }
 
     fn known(&self) -> usize {
@@ -73,6 +76,41 @@ impl<'a> Trail<'a> {
             }
         }
         self.legs[at]
+    }
+
+    /// Where a member's unbroken run of plain blocks ends, at most at `limit`; the same for all that ask.
+    pub(crate) fn plain_end(&mut self, shared: &Shared, member: Member, limit: usize) -> usize {
+        if self.ends.is_empty() {
+            self.find_ends(shared, limit);
+        }
+        self.ends[member.number()] as usize
+    }
+
+    fn find_ends(&mut self, shared: &Shared, limit: usize) {
+        self.ends.resize(shared.members(), 0);
+        let mut still: Vec<Member> = Vec::new();
+        let mut at = 0;
+        while at < limit {
+            let leg = self.leg(shared, at, limit);
+            if at == 0 {
+                still.extend(shared.plain_seats(leg.holders));
+            } else {
+                let mut seats = shared.plain_seats(leg.holders).peekable();
+                still.retain(|member| {
+                    while seats.next_if(|seat| seat < member).is_some() {}
+                    let stays = seats.peek() == Some(member);
+                    if !stays {
+                        self.ends[member.number()] = at as u32;
+                    }
+                    stays
+                });
+            }
+            if still.is_empty() {
+                return;
+            }
+            at = leg.end;
+        }
+        still.iter().for_each(|member| self.ends[member.number()] = limit as u32);
     }
 
     /// Find the next block.

@@ -23,8 +23,8 @@ use pyo3::types::PyDict;
 use answer::Match;
 use payload::Work;
 
-/// Tokens × workers from which a lookup lets go of the GIL: about 100 µs of work where every worker holds everything.
-const LONG_LOOKUP: usize = 1 << 17;
+/// Nanoseconds of work from which a lookup lets go of the GIL.
+const LONG: usize = 100_000;
 
 /// The global prefix index; see `kvsync_core.pyi`.
 #[pyclass(frozen, module = "kvsync_core")]
@@ -163,7 +163,7 @@ impl PrefixIndex {
         };
         let extra = prompt::extra_keys(block_keys, cache_salt)?;
         let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
-        let observation = if tokens.len() < LONG_LOOKUP {
+        let observation = if self.index.lookup_time(model, tokens.len()) < LONG {
             self.index.observe(worker, &prompt, &answer)
         } else {
             py.detach(|| self.index.observe(worker, &prompt, &answer))
@@ -190,7 +190,7 @@ impl PrefixIndex {
         let tokens = prompt::tokens(tokens)?;
         let extra = prompt::extra_keys(block_keys, cache_salt)?;
         let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
-        let found = if tokens.len().saturating_mul(self.index.workers_of(model).len()) < LONG_LOOKUP {
+        let found = if self.index.lookup_time(model, tokens.len()) < LONG {
             self.index.lookup(&prompt)
         } else {
             py.detach(|| self.index.lookup(&prompt))

@@ -28,7 +28,7 @@ use slab::{Entry, Slab};
 pub(crate) use slab::Slot;
 
 /// A worker's membership: from its first block until it loses all of them at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Member(u32);
 
 /// How a member holds what an entry is about.
@@ -43,6 +43,10 @@ pub(crate) enum Kind {
 }
 
 impl Member {
+    pub(crate) fn number(self) -> usize {
+        self.0 as usize
+    }
+
     fn seat(self, kind: Kind) -> Seat {
         Seat(self.0 << 2 | kind as u32)
     }
@@ -91,6 +95,11 @@ impl Shared {
     }
 
     // -- members
+
+    /// Their numbers are below this.
+    pub(crate) fn members(&self) -> usize {
+        self.live.len()
+    }
 
     pub(crate) fn admit(&mut self) -> Member {
         let member = self.vacant.pop().unwrap_or_else(|| {
@@ -271,8 +280,8 @@ impl Shared {
         self.keyed(key, None).is_some_and(|slot| self.is_read(slot))
     }
 
-    /// The plain seats of live members among these.
-    fn plain_seats(&self, holders: SetId) -> impl Iterator<Item = Member> {
+    /// The live members that these are plain seats of, in order.
+    pub(crate) fn plain_seats(&self, holders: SetId) -> impl Iterator<Item = Member> {
         let seats = self.holders.seats(holders).iter().filter(|seat| kind_of(**seat) != Kind::Odd);
         seats.map(|seat| Member::of(*seat)).filter(|member| self.live[member.0 as usize])
     }

@@ -165,6 +165,9 @@ impl Worker {
         evidence: Evidence,
     ) -> [u64; 3] {
         let question = self.question(tokens);
+        if let Some(run) = self.plain_hit(shared, rules, trail, question) {
+            return [run * question.block_size, 0, 0];
+        }
         let mut view = View {
             worker: self,
             shared,
@@ -180,9 +183,7 @@ impl Worker {
         };
         let size = question.block_size;
         let mut run = hit_blocks(rules, question, OnGpu(&mut view));
-        if let Some(alignment) = self.facts.hit_alignment {
-            run = run * size / alignment * alignment / size;
-        }
+        run = self.aligned(run);
         let mut blocks = [run, 0, 0];
         if rules.iter().all(|rule| rule.kind == Kind::Full) {
             while run < question.limit() {
@@ -195,6 +196,28 @@ impl Worker {
             }
         }
         blocks.map(|blocks| blocks * size)
+    }
+
+    /// Blocks of the hit where there is nothing but full attention and plain blocks: nearly always.
+    fn plain_hit(&self, shared: &Shared, rules: &[Rule], trail: &mut Trail<'_>, question: Question) -> Option<u64> {
+        let [Rule { group, kind: Kind::Full, .. }] = rules else {
+            return None;
+        };
+        if !self.runs.is_empty() {
+            return None;
+        }
+        if self.store.blocks() == 0 {
+            return Some(0);
+        }
+        let member = self.store.only_plain(Tier::Gpu, *group)?;
+        let run = trail.plain_end(shared, member, question.limit() as usize);
+        Some(self.aligned(question.served(run as u64)))
+    }
+
+    /// Of a hit of so many blocks, as many as it is rounded down to.
+    fn aligned(&self, run: u64) -> u64 {
+        let size = u64::from(self.block_size());
+        self.facts.hit_alignment.map_or(run, |alignment| run * size / alignment * alignment / size)
     }
 }
 

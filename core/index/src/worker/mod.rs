@@ -125,6 +125,8 @@ pub struct Worker {
     removals: Removals,
     emptied: Emptied,
     marks: Marks,
+    /// Lookups ask it block by block, as was said last.
+    slow: bool,
     lost: bool,
     /// What is known may be out of date.
     suspended: bool,
@@ -153,6 +155,7 @@ impl Worker {
             removals: Removals::new(registration),
             emptied: Emptied::default(),
             marks: Marks::default(),
+            slow: false,
             lost: false,
             suspended: false,
             overfull: false,
@@ -303,6 +306,12 @@ impl Worker {
     /// Distinct blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.store.blocks() as u64
+    }
+
+    /// Does it hold anything that lookups must ask for block by block? Said where that changes.
+    pub(crate) fn becomes_slow(&mut self) -> Option<bool> {
+        let slow = self.store.has_own() || !self.runs.is_empty();
+        (std::mem::replace(&mut self.slow, slow) != slow).then_some(slow)
     }
 
     /// Bytes of memory that it takes, about; what is shared apart.
