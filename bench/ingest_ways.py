@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing as mp
 import os
+import socket
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ import zmq
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
+from kvsync.events.inlet import libzmq
 from kvsync.events.manager import EventManager
 from kvsync.index import PrefixIndex
 
@@ -87,11 +89,11 @@ def publish(pipe: Connection, streams: int, blocks: int, rate: float | None, cou
     sockets, ends = [], []
     for _ in range(streams):
         pub, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        for socket in (pub, router):
-            socket.set(zmq.SNDHWM, 0)
-            socket.bind("tcp://127.0.0.1:*")
+        for one in (pub, router):
+            one.set(zmq.SNDHWM, 0)
+            one.bind("tcp://127.0.0.1:*")
         sockets.append((pub, router))
-        ends.append([socket.get(zmq.LAST_ENDPOINT).decode() for socket in (pub, router)])
+        ends.append([one.get(zmq.LAST_ENDPOINT).decode() for one in (pub, router)])
     each = count // streams
     bodies = [list(messages(stream, each, blocks)) for stream in range(streams)]
     pipe.send(ends)
@@ -211,6 +213,34 @@ def run(way: str, streams: int, blocks: int, rate: float | None, count: int) -> 
     return result
 
 
+def waiting(sockets: int, rounds: int = 200) -> dict[str, Any]:
+    """Seconds of CPU that one look at so many silent sockets takes, by way."""
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, sockets + 10)
+    silent = [context.socket(zmq.SUB) for _ in range(sockets)]
+    end, call = socket.socketpair()
+    receiver: Any = PrefixIndex()
+    receiver = receiver.receiver(libzmq(), call.fileno(), pause=5.0, backlog=1, backlog_size=1)
+    poller = zmq.Poller()
+    for number, one in enumerate(silent):
+        poller.register(one, zmq.POLLIN)
+        receiver.add(number, one.underlying)
+    took = {}
+    for way, look in (("drained", lambda: receiver.wait(0.0, 1024, 1 << 20)), ("polled", lambda: poller.poll(0))):
+        look()
+        began = time.process_time()
+        for _ in range(rounds):
+            look()
+        took[f"{way}_us_per_look"] = round((time.process_time() - began) / rounds * 1e6, 1)
+    for one in silent:
+        receiver.remove(one.underlying)
+        one.close(linger=0)
+    context.term()
+    end.close()
+    call.close()
+    return {"silent_sockets": sockets, **took}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--messages", type=int, default=60_000)
@@ -247,7 +277,18 @@ def main() -> None:
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    print(json.dumps({"load": os.getloadavg(), "libzmq": zmq.zmq_version(), "pyzmq": zmq.__version__, "rows": rows}))
+    looks = [waiting(sockets) for sockets in (2, 128, 2000)]
+    print(
+        json.dumps(
+            {
+                "load": os.getloadavg(),
+                "libzmq": zmq.zmq_version(),
+                "pyzmq": zmq.__version__,
+                "rows": rows,
+                "looks": looks,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

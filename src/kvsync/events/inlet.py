@@ -51,7 +51,7 @@ def inlet(sink: Sink, feed: Feed, wake: int, settings: EventsSettings, clock: Ca
     if isinstance(sink, DrainingSink):
         try:
             receiver = sink.receiver(
-                _library(),
+                libzmq(),
                 wake,
                 pause=RESTART_TIME,
                 backlog=settings.receive_high_water,
@@ -64,7 +64,7 @@ def inlet(sink: Sink, feed: Feed, wake: int, settings: EventsSettings, clock: Ca
     return Polled(wake)
 
 
-def _library() -> str:
+def libzmq() -> str:
     """The part of pyzmq that calls libzmq."""
     from zmq.backend.cython import _zmq
 

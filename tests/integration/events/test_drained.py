@@ -155,7 +155,7 @@ async def test_a_stream_that_is_too_far_behind_is_dropped_and_replayed() -> None
 async def test_without_a_library_to_read_with_python_serves_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inlet, "_library", lambda: "/nowhere/_zmq.so")
+    monkeypatch.setattr(inlet, "libzmq", lambda: "/nowhere/_zmq.so")
     sink = DrainedSink()
     async with Fleet(recorder=sink) as fleet:
         await live(fleet, applied=10)
