@@ -5,7 +5,7 @@ from typing import Literal, Protocol, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Match", "PrefixIndex", "Receiver", "Report", "lift_ids"]
+__all__ = ["Match", "PrefixIndex", "Progress", "Receiver", "Report", "lift_ids"]
 
 class _Batch(Protocol):
     """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
@@ -83,6 +83,14 @@ class Report:
         """Messages that were read and not applied, in order, each as its frames: what comes next in the stream."""
 
 @final
+class Progress:
+    """How far a receiver has come with a stream. Any thread may look, also while it waits."""
+
+    @property
+    def count(self) -> int:
+        """Batches that were applied since :meth:`Receiver.follow` gave this; the reports so far have no more."""
+
+@final
 class Receiver:
     """Reads ZeroMQ sockets without the GIL and applies to its index what continues their streams. Linux only.
 
@@ -101,11 +109,11 @@ class Receiver:
     def remove(self, socket: int) -> None:
         """Wait for a socket no longer. One that is not waited for is ignored."""
 
-    def follow(self, socket: int, worker: str, next: int, at: float) -> bool:
+    def follow(self, socket: int, worker: str, next: int, at: float) -> Progress | None:
         """Apply a message of three frames from this socket to this worker if it has number ``next``, and a float64 time
         that is not before ``at`` and less than ``pause`` after it; then the one behind it, and so on.
 
-        False: the socket is not waited for, or the worker not registered; then nothing is applied.
+        None: the socket is not waited for, or the worker not registered; then nothing is applied.
         """
 
     def leave(self, socket: int) -> None:

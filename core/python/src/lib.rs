@@ -268,5 +268,5 @@ mod kvsync_core {
     use super::ids::lift_ids;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use super::receive::{Receiver, Report};
+    use super::receive::{Progress, Receiver, Report};
 }

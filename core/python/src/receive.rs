@@ -45,6 +45,18 @@ impl Report {
     }
 }
 
+/// How far a receiver has come with a stream; see `kvsync_core.pyi`.
+#[pyclass(frozen, module = "kvsync_core")]
+pub(crate) struct Progress(kvsync_receive::Progress);
+
+#[pymethods]
+impl Progress {
+    #[getter]
+    fn count(&self) -> u64 {
+        self.0.count()
+    }
+}
+
 /// Reads ZeroMQ sockets without the GIL; see `kvsync_core.pyi`.
 #[pyclass(frozen, module = "kvsync_core")]
 pub(crate) struct Receiver {
@@ -76,8 +88,8 @@ impl Receiver {
         self.with(|receiver| receiver.remove(socket));
     }
 
-    fn follow(&self, socket: usize, worker: &str, next: u64, at: f64) -> bool {
-        self.with(|receiver| receiver.follow(socket, worker, next, at))
+    fn follow(&self, socket: usize, worker: &str, next: u64, at: f64) -> Option<Progress> {
+        self.with(|receiver| receiver.follow(socket, worker, next, at)).map(Progress)
     }
 
     fn leave(&self, socket: usize) {

@@ -6,6 +6,7 @@
 //! `kvsync/events/stream.py`, which stays the truth). What it took, the stream is told in one go.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvsync_index::Registered;
 
@@ -31,6 +32,18 @@ pub struct Tally {
     pub times: Vec<u8>,
 }
 
+/// How far a lane has come, for any thread at any time.
+#[derive(Debug, Clone, Default)]
+pub struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    /// Batches that were taken since the lane was made. The index has them all.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Lane {
@@ -39,7 +52,8 @@ pub struct Lane {
     next: u64,
     at: f64,
     pause: f64,
-    count: u64,
+    progress: Progress,
+    told: u64,
     /// A ring: the time of number n is at n modulo its length.
     times: Box<[f64; REMEMBERED]>,
 }
@@ -56,7 +70,7 @@ impl Lane {
     /// later, or more, is not taken.
     #[must_use]
     pub fn new(worker: Arc<Registered>, next: u64, at: f64, pause: f64) -> Self {
-        Self { worker, next, at, pause, count: 0, times: Box::new([0.0; REMEMBERED]) }
+        Self { worker, next, at, pause, progress: Progress::default(), told: 0, times: Box::new([0.0; REMEMBERED]) }
     }
 
     /// Whether a message may be taken as the next one: behind the last that was taken, or behind `before`, which is about
@@ -69,17 +83,24 @@ impl Lane {
         (number == next && (0.0..self.pause).contains(&(time - at))).then_some(Head { number, time })
     }
 
-    /// It was taken.
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    /// It was taken: the index has it.
     pub fn took(&mut self, head: Head) {
         self.next = head.number + 1;
         self.at = head.time;
-        self.count += 1;
+        self.progress.0.fetch_add(1, Ordering::Release);
         self.times[head.number as usize % REMEMBERED] = head.time;
     }
 
     /// What was taken since this was asked last.
     pub fn tally(&mut self) -> Option<Tally> {
-        let count = std::mem::take(&mut self.count);
+        let count = self.progress.count() - self.told;
+        self.told += count;
         let told = count.min(REMEMBERED as u64);
         let times = (self.next - told..self.next)
             .flat_map(|number| self.times[number as usize % REMEMBERED].to_be_bytes())

@@ -13,6 +13,6 @@ mod poll;
 mod receiver;
 mod zmq;
 
-pub use lane::{Lane, Tally};
+pub use lane::{Lane, Progress, Tally};
 pub use receiver::{Frames, Limits, Receiver, Report};
 pub use zmq::{Library, Unusable};

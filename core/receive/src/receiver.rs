@@ -25,7 +25,7 @@ use std::collections::{HashMap, HashSet};
 
 use kvsync_index::Index;
 
-use crate::lane::{Head, Lane, Tally};
+use crate::lane::{Head, Lane, Progress, Tally};
 use crate::poll::Poll;
 use crate::zmq::{Library, Message, Received, Socket};
 
@@ -252,14 +252,12 @@ impl Receiver {
 
     /// Take from a socket what continues its stream: from number `next` on, `at` being the time of the batch before it.
     ///
-    /// False: the socket is not waited for, or the index does not know the worker; then nothing is taken.
-    pub fn follow(&mut self, address: usize, worker: &str, next: u64, at: f64) -> bool {
-        let Some(worker) = self.index.worker(worker) else {
-            return false;
-        };
-        let lane = Lane::new(worker, next, at, self.limits.pause);
-        let watched = self.find(address);
-        watched.map(|watched| watched.lane = Some(lane)).is_some()
+    /// `None`: the socket is not waited for, or the index does not know the worker; then nothing is taken.
+    pub fn follow(&mut self, address: usize, worker: &str, next: u64, at: f64) -> Option<Progress> {
+        let lane = Lane::new(self.index.worker(worker)?, next, at, self.limits.pause);
+        let progress = lane.progress();
+        self.find(address)?.lane = Some(lane);
+        Some(progress)
     }
 
     /// Take nothing more from a socket.

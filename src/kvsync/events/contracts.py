@@ -90,6 +90,14 @@ class Report(Protocol):
         """Messages that were read and not taken, as frames."""
 
 
+class Progress(Protocol):
+    """How far a :class:`Receiver` has come with a stream."""
+
+    @property
+    def count(self) -> int:
+        """Batches that were applied, reported or not. Any thread may ask."""
+
+
 class Receiver(Protocol):
     """Reads sockets of streams, and applies what continues a stream; ``kvsync_core.Receiver`` says it in full."""
 
@@ -97,7 +105,7 @@ class Receiver(Protocol):
 
     def remove(self, socket: int) -> None: ...
 
-    def follow(self, socket: int, worker: str, next: int, at: float) -> bool: ...
+    def follow(self, socket: int, worker: str, next: int, at: float) -> Progress | None: ...
 
     def leave(self, socket: int) -> None: ...
 
@@ -218,6 +226,7 @@ __all__ = [
     "Locator",
     "NotLocated",
     "Observer",
+    "Progress",
     "ReaderEnded",
     "Receiver",
     "Report",

@@ -44,9 +44,8 @@ class Feed:
         """Somebody looks on."""
         return bool(self._observers)
 
-    def taken(self, followed: Followed, seq: int, seconds: float) -> None:
-        """The sink took batches up to this number by itself."""
-        followed.applied = seq
+    def timed(self, followed: Followed, seconds: float) -> None:
+        """A drain with batches of this stream took so long."""
         if self._timer is not None:
             self._timer.applied(followed.target.worker, seconds)
 
@@ -74,7 +73,8 @@ class Feed:
                 self._sink.forget(followed.target.worker)
         seconds = time.perf_counter() - started
         for followed, seq in last.items():
-            self.taken(followed, seq, seconds)
+            followed.applied = seq
+            self.timed(followed, seconds)
         if self._observers:
             for followed, seq, payload in read:
                 self._show(followed, seq, payload)

@@ -8,12 +8,13 @@ anything at all, or has had no reason to.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from kvsync.events.contracts import Alarm, Target, WorkerStatus
+from kvsync.events.contracts import Alarm, Progress, Target, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.sockets import WorkerSockets
 from kvsync.events.stream import State, Stream
@@ -89,6 +90,11 @@ class Followed:
         """The clear must have come before it could be told from an earlier one."""
         self._pause = RECONNECT_FIRST
         self._curve = curve
+        self._progress: Progress | None = None
+        self._told = 0
+        """Batches of ``_progress`` that the stream was told of."""
+        self._telling = threading.Lock()
+        """Guards these two, together with what the stream is told: nothing is counted twice."""
 
     @property
     def usable(self) -> bool:
@@ -98,6 +104,20 @@ class Followed:
     def mute(self) -> bool:
         """Its engine answers requests and has never published a batch: nothing is known of it."""
         return self.stream.state is State.SILENT and self.stream.counts.applied == 0
+
+    # -- what the sink takes by itself ----------------------------------------------------------------------------
+
+    def progress(self, progress: Progress | None) -> None:
+        """The sink takes batches by itself from now on, or no more; the stream was told of all before."""
+        with self._telling:
+            self._progress, self._told = progress, 0
+
+    def took(self, count: int, last: int, times: bytes, now: float) -> None:
+        """Tell the stream what the sink took."""
+        with self._telling:
+            self.stream.took(count, last, times, now)
+            self.applied = last
+            self._told += count
 
     # -- its connection -------------------------------------------------------------------------------------------
 
@@ -181,6 +201,12 @@ class Followed:
     def status(self) -> WorkerStatus:
         target, stream = self.target, self.stream
         alarm, problem = self._alarm()
+        with self._telling:  # what the stream will be told is true already
+            ahead = 0 if self._progress is None else self._progress.count - self._told
+            counts = replace(
+                stream.counts, received=stream.counts.received + ahead, applied=stream.counts.applied + ahead
+            )
+            applied = None if stream.last is None or self.applied is None else self.applied + ahead
         return WorkerStatus(
             engine=target.engine,
             name=target.source_pod,
@@ -188,13 +214,13 @@ class Followed:
             rank=target.rank,
             state=stream.state,
             whole=stream.whole,
-            last_sequence=None if stream.last is None else self.applied,
+            last_sequence=applied,
             endpoint=target.events,
             replay_endpoint=target.replay,
             connected=self.connected,
             connected_since=self.connected_since,
             asleep=self.asleep,
-            counts=replace(stream.counts),
+            counts=counts,
             connections=self.connections,
             disconnections=self.disconnections,
             reconnect_attempts=self.reconnect_attempts,

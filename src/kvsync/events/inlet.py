@@ -130,14 +130,15 @@ class Drained:
             followed = self._followed[report.stream]
             sockets = followed.sockets
             if report.count:
-                followed.stream.took(report.count, report.last, report.times, now)
-                self._feed.taken(followed, report.last, report.seconds)
+                followed.took(report.count, report.last, report.times, now)
+                self._feed.timed(followed, report.seconds)
                 sockets.took(report.messages, report.size, emptied=report.emptied)
             if sockets.sub is not None:
                 self._given.pop(sockets.sub.underlying, None)
                 if not report.asks and followed.stream.expects is not None:
                     self._given[sockets.sub.underlying] = followed.stream.expects
             if report.asks:
+                followed.progress(None)
                 sockets.hand(report.handed)
                 self._unsettled.add(followed)
             if report.asks or sockets.overrun:
@@ -154,7 +155,11 @@ class Drained:
         if expected == self._given.get(socket):
             return
         self._given.pop(socket, None)
+        progress = None
         if expected is None:
             self._receiver.leave(socket)
-        elif self._receiver.follow(socket, followed.target.worker, *expected):
+        else:
+            progress = self._receiver.follow(socket, followed.target.worker, *expected)
+        if progress is not None and expected is not None:
             self._given[socket] = expected
+        followed.progress(progress)

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import Receiver, Report, Sink, Timer, WorkerStatus
+from kvsync.events.contracts import Progress, Receiver, Report, Sink, Timer, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.manager import EventManager
 from kvsync.events.types import BlockStoredEvent, UndecodableBatch
@@ -159,7 +159,7 @@ class _Watched:
         self._streams[socket] = stream
         self._receiver.add(stream, socket)
 
-    def follow(self, socket: int, worker: str, next: int, at: float) -> bool:
+    def follow(self, socket: int, worker: str, next: int, at: float) -> Progress | None:
         self._workers[self._streams[socket]] = worker
         return self._receiver.follow(socket, worker, next, at)
 

@@ -58,6 +58,22 @@ async def test_what_continues_a_stream_takes_no_turn_in_python(fleet: Fleet) -> 
     assert fleet.sink.trust["a"] == "exact"
 
 
+async def test_how_a_stream_is_doing_is_told_while_the_core_reads() -> None:
+    sink = DrainedSink()
+    async with Fleet(SETTINGS.model_copy(update={"poll_timeout": 60.0}), recorder=sink) as fleet:
+        publisher = fleet.publisher()
+        publisher.publish(0)
+        await fleet.follow(publisher)
+        await fleet.live()
+        for n in range(1, 200):
+            publisher.publish(n)
+            await fleet.until(lambda n=n: fleet.status().last_sequence == n)  # type: ignore[misc]
+            assert sink.index.match([n] * 4 + [0], "m")["a"].credit == 4
+            counts = fleet.status().counts
+            assert (counts.received, counts.applied) == (n, n + 1)
+        assert sink.taken == 0, "no turn of Python ended this wait"
+
+
 async def test_what_it_took_is_timed(fleet: Fleet) -> None:
     timer = fleet.manager._timer
     assert isinstance(timer, Drains)
