@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from kvsync.tokenize.boundaries import longest_of
 from kvsync.tokenize.splits import BYTE_LEVEL, one_for
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Twin:
         from tiktoken._tiktoken import CoreBPE
 
         self._core = CoreBPE(dict(ranks), dict(added), expression)
-        self._added = set(added)
+        self._added = re.compile(longest_of(added)).findall if added else None
         self._before, self._behind = (array("I", ids).tobytes() for ids in around)
         self._nfc = nfc
 
@@ -100,8 +101,10 @@ class Twin:
         """Packed native-endian uint32 ids, or ``None`` where ``tokenizers`` has to be asked."""
         if self._nfc and not is_nfc(text):
             return None
+        # Only those that are there: handing over a thousand of them would take longer than a short text.
+        added = set() if self._added is None else set(self._added(text))
         try:
-            tokens = self._core.encode_to_tiktoken_buffer(text, self._added)
+            tokens = self._core.encode_to_tiktoken_buffer(text, added)
         except ValueError:
             # No Unicode, or blanks by the hundred thousand, which are more than its expressions take.
             return None
