@@ -9,8 +9,8 @@ from html import escape
 
 from bench.judge import number
 
-WIDTH = 760
-LABEL = 300
+WIDTH = 900
+LABEL = 430
 RIGHT = 150
 """Room for the figures behind the bars."""
 STEP = 22

@@ -69,6 +69,8 @@ def write(document_file: Path, notes: Notes) -> None:
 def _page(document: Mapping[str, Any], name: str, notes: Notes) -> str:
     rows = document["rows"]
     parts = [HEAD.format(name=name), *_machine(document), "", "## Targets", *_table(rows), ""]
+    judged = [met for row in rows for target in row["targets"] if (met := verdict(row, target).met) is not None]
+    parts += [f"{sum(judged)} of {len(judged)} targets are met.", ""]
     if _ratios(rows):
         parts += ["How many times better than the best peer; the mark is the target:", ""]
         parts += ["![ratios](performance/ratios.svg)", ""]
@@ -165,7 +167,7 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> list[plot.Ratio]:
         for target in row["targets"]:
             ratio = None if target["aside"] else verdict(row, target).ratio
             if ratio:
-                found.append(plot.Ratio(f"{row['name']}: {target['figure']}", ratio, target["ratio"]))
+                found.append(plot.Ratio(target["what"], ratio, target["ratio"]))
     return found
 
 

@@ -176,7 +176,7 @@ def _many(ratio: float | None) -> Row:
                 verify(subject, expected)
             yield {name: partial(measure, name) for name in subjects}
 
-    title = f"{LONG:,} tokens → match, another prompt of a million blocks each time"
+    title = f"{LONG:,} tokens → match, another prompt each time"
     return Row(
         name="match-many",
         title=title,

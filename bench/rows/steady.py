@@ -202,7 +202,9 @@ ROWS: Sequence[Row] = (
         ),
         targets=(
             Target("one engine at 1,250 blocks/s: CPU", "share", "% of a core", factor=100, at_most=1.0),
-            Target("the same: bytes on the wire", "bytes_per_second", "MB/s", factor=1e-6, at_most=1.0),
+            Target(
+                "one engine at 1,250 blocks/s: bytes on the wire", "bytes_per_second", "MB/s", factor=1e-6, at_most=1.0
+            ),
             Target("CPU, evictions included", "share_evicting", "% of a core", factor=100, aside=True),
             Target(
                 "bytes on the wire, evictions included", "bytes_per_second_evicting", "MB/s", factor=1e-6, aside=True

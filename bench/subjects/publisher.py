@@ -122,6 +122,7 @@ class Publisher:
         return {
             "messages": count,
             "bytes": size,
+            "began": began,
             "seconds": time.monotonic() - began,
             "cpu": time.process_time() - cpu,
             "times": sent,
