@@ -1,5 +1,5 @@
 """kvsync following engines: the event manager, its reader thread and the prefix index, put together as ``kvsync serve``
-puts them together, on uvloop, without the gateway.
+puts them together, with its metrics, on uvloop, without the gateway.
 
     follow    streams: [worker, events endpoint, replay endpoint]
     live      whether all streams are caught up
@@ -29,6 +29,7 @@ from kvsync.events.contracts import Located, Target
 from kvsync.events.manager import EventManager
 from kvsync.events.stream import State
 from kvsync.index import NATIVE, PrefixIndex
+from kvsync.telemetry.metrics import Metrics
 
 MODEL = "m"
 LOOKUPS = 500
@@ -59,7 +60,9 @@ class Follower:
     def __init__(self) -> None:
         caps = IndexSettings()
         self.index = PrefixIndex(caps.max_blocks, caps.max_bytes)
-        self._manager = EventManager(self.index, EventsSettings(enabled=True), locator=Known())
+        self._manager = EventManager(
+            self.index, EventsSettings(enabled=True), locator=Known(), timer=Metrics(prefix_cache=False)
+        )
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
