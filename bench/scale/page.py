@@ -95,8 +95,8 @@ def size(line: Line) -> str:
 
 def _memory(document: Document) -> Iterator[str]:
     yield (
-        "What the process has in RAM beside files, more than with an empty index; *counted* is what the index says that "
-        "it takes, which `index.max_bytes` bounds."
+        "What the process has in RAM beside files, more than with an empty index; *counted* is what the index says "
+        "that it takes, which `index.max_bytes` bounds."
     )
     yield ""
     yield from table(
