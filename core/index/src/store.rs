@@ -10,7 +10,8 @@
 //! * a hash is known here or there, never in both;
 //! * of each key that a block of this worker has, its member has the one right seat at the key's entry: a plain one for
 //!   a plain block, an odd one for a block of its own store;
-//! * the aliases are exactly the names of its plain blocks whose entries have other names.
+//! * the aliases are exactly the names of the plain blocks for which its seats are of that kind: those whose entries had
+//!   another name when they came.
 
 mod cut;
 mod own;
@@ -528,3 +529,6 @@ impl StoreWalk<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -280,6 +280,12 @@ impl Shared {
         self.keyed(key, None).is_some_and(|slot| self.is_read(slot))
     }
 
+    /// Of all entries.
+    #[cfg(test)]
+    pub(crate) fn seats(&self) -> usize {
+        self.slab.iter().map(|(_, entry)| self.holders.seats(entry.holders).len()).sum()
+    }
+
     /// The live members that these are plain seats of, in order.
     pub(crate) fn plain_seats(&self, holders: SetId) -> impl Iterator<Item = Member> {
         let seats = self.holders.seats(holders).iter().filter(|seat| kind_of(**seat) != Kind::Odd);
