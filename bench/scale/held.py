@@ -1,7 +1,7 @@
 """One process, filled without sockets: ``python -m bench.scale.held WORKERS BLOCKS LOOKUPS`` → a line of JSON.
 
 Everything is checked: how many blocks there are, what each lookup says, that a removed worker is gone. Memory is what
-the process has in RAM beside files; after a removal it is "back" when it last fell, which is looked at all the time.
+the process has in RAM beside files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.model import Wrong
 from bench.process import memory, until
@@ -36,8 +36,6 @@ DRAIN = 64
 """Batches of one call."""
 MADE = 512
 """Batches made at a time, few enough to be no part of the memory that is measured."""
-SETTLED = 0.3
-"""Seconds without a change after which memory counts as back."""
 REMOVALS = 5
 """Workers that are removed, and as many that are cleared."""
 CLEARED = b"\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\x91\x81\xa4type\xb0AllBlocksCleared\x00"
@@ -55,6 +53,21 @@ def percentiles(times: Sequence[float]) -> dict[str, float]:
         "most": ordered[-1],
         "count": len(ordered),
     }
+
+
+class Lost(NamedTuple):
+    """A worker that was removed or cleared. Seconds and bytes."""
+
+    blocks: int
+    call: float
+    sweep: float
+    """What ``kvsync serve`` does each second: it gives back what workers held that lost all."""
+    lookup: float
+    """The longest meanwhile."""
+    uncounted: float
+    """What the index says that it takes less."""
+    returned: float
+    """What the process has less in RAM."""
 
 
 class Held:
@@ -86,7 +99,7 @@ class Held:
             "process": before,
             "memory": grown,
             "bytes_per_block": grown / held,
-            "counted": self.index.stats()["bytes"],
+            "counted": self.counted(),
             **filled,
             "lookups": [self.look_up(kind, blocks) for blocks in (SHORT, MIDDLE, LONG) for kind in ("held", "new")],
             "choices": [self.choose(blocks) for blocks in (SHORT, MIDDLE, LONG)],
@@ -167,20 +180,14 @@ class Held:
     # -- losing a worker
 
     def lose(self, what: str, how: Callable[[str], None]) -> dict[str, Any]:
-        """Lose workers in turn, and store again what they held: how long the call takes, how long until the memory is
-        back, how long the longest lookup took meanwhile, and what is held more in the end."""
-        calls: list[float] = []
-        back: list[float] = []
-        longest: list[float] = []
-        returned: list[float] = []
+        """Lose workers in turn, and store again what they held: how long the call takes, how long giving back what they
+        held, how long the longest lookup took meanwhile, and what is held more in the end."""
+        lost = []
         before = memory(os.getpid())
-        blocks = 0
         for number in range(1, REMOVALS + 1):
             worker = name(number)
-            blocks += self.state()[worker]["blocks"]
-            one = self.lose_one(worker, how)
-            for times, figure in zip((calls, back, longest, returned), one, strict=True):
-                times.append(figure)
+            blocks = self.state()[worker]["blocks"]
+            lost.append(Lost(blocks, *self.lose_one(worker, how)))
             if what == "remove":
                 if worker in self.index.match(b"", MODEL):
                     raise Wrong(f"{worker} is removed and answers")
@@ -190,48 +197,47 @@ class Held:
             for _, body in payloads(prompt for prompt in self.prompts if prompt.worker == number):
                 self.index.apply(worker, body)
         self.check(self.fleet.blocks)
+        blocks = sum(one.blocks for one in lost)
         return {
             "blocks": blocks / REMOVALS,
-            "call": percentiles(calls),
-            "back": percentiles(back),
-            "longest_lookup": max(longest),
-            "returned_per_block": sum(returned) / blocks,
+            "call": percentiles([one.call for one in lost]),
+            "sweep": percentiles([one.sweep for one in lost]),
+            "longest_lookup": max(one.lookup for one in lost),
+            "uncounted_per_block": sum(one.uncounted for one in lost) / blocks,
+            "returned_per_block": sum(one.returned for one in lost) / blocks,
             "kept_after_refill": memory(os.getpid()) - before,
         }
 
-    def lose_one(self, worker: str, how: Callable[[str], None]) -> tuple[float, float, float, float]:
-        """Seconds of the call, until memory is back, and of the longest lookup meanwhile; bytes that came back."""
+    def lose_one(self, worker: str, how: Callable[[str], None]) -> tuple[float, float, float, float, float]:
+        """The rest of a :class:`Lost`."""
         tokens = self._rng.choice(self.prompts).tokens().tobytes()[: 4 * (SHORT * BLOCK + 1)]
-        before = memory(os.getpid())
-        seen: list[tuple[float, float, int]] = []
-        """When, how long a lookup took, and the memory then."""
+        lookups: list[float] = []
         over = threading.Event()
 
         def watch() -> None:
             while not over.is_set():
                 began = time.perf_counter()
                 self.index.match(tokens, MODEL)
-                took = time.perf_counter() - began
-                held = memory(os.getpid())
-                seen.append((time.perf_counter(), took, held))
+                lookups.append(time.perf_counter() - began)
 
+        before, counted = memory(os.getpid()), self.counted()
         thread = threading.Thread(target=watch)
         thread.start()
-        until(lambda: seen)
+        until(lambda: lookups)
         began = time.perf_counter()
         how(worker)
-        took = time.perf_counter() - began
-
-        def fell() -> float:
-            """When memory was as low as it gets, first."""
-            lowest = min(held for _, _, held in seen)
-            return next(at for at, _, held in seen if held <= lowest)
-
-        until(lambda: seen[-1][0] > max(fell(), began + took) + SETTLED, every=SETTLED / 3)
+        called = time.perf_counter()
+        self.index.expire(0.0)
+        swept = time.perf_counter()
         over.set()
         thread.join()
-        lowest = min(held for _, _, held in seen)
-        return took, max(0.0, fell() - began), max(lookup for _, lookup, _ in seen), before - lowest
+        uncounted, returned = counted - self.counted(), before - memory(os.getpid())
+        return called - began, swept - called, max(lookups), uncounted, returned
+
+    def counted(self) -> int:
+        """Bytes that the index says it takes."""
+        counted: Any = self.index.stats()["bytes"]
+        return int(counted)
 
 
 async def _app() -> App:

@@ -146,9 +146,10 @@ def _losing(document: Document) -> Iterator[str]:
     yield (
         "One worker after the other, each filled again afterwards; times in milliseconds, the longest in brackets. "
         "While it is done, another thread looks prompts of 2,048 tokens up without a pause, and waits for the GIL like "
-        "the one that removes. *Back*: until the process's memory last fell. *Returned*: what it fell by, for each "
-        "block lost; the rest stays with the process and is used again. *Kept*: what it has more after all were filled "
-        "again."
+        "the one that removes. *Call*: from then on no lookup finds the worker's blocks. *Sweep*: what `kvsync serve` "
+        "does each second, until all that the worker held can be used again. *Free*: what the index says that it takes "
+        "less, and what the process has less in RAM, for each block lost. *Kept*: what the process has more after all "
+        "were filled again."
     )
     yield ""
     rows = []
@@ -161,13 +162,13 @@ def _losing(document: Document) -> Iterator[str]:
                     what,
                     f"{lost['blocks']:,.0f}",
                     f"{ms(lost['call']['p50'])} ({ms(lost['call']['most'])})",
-                    f"{ms(lost['back']['p50'])} ({ms(lost['back']['most'])})",
+                    f"{ms(lost['sweep']['p50'])} ({ms(lost['sweep']['most'])})",
                     ms(lost["longest_lookup"]),
-                    f"{number(lost['returned_per_block'])} B",
-                    f"{number(lost['kept_after_refill'] / 1e6)} MB",
+                    f"{lost['uncounted_per_block']:.1f}, {lost['returned_per_block']:.1f} B",
+                    f"{lost['kept_after_refill'] / 1e6:.1f} MB",
                 )
             )
-    heads = ("index", "what", "blocks lost", "call", "back", "longest lookup", "returned", "kept")
+    heads = ("index", "what", "blocks lost", "call", "sweep", "longest lookup", "free", "kept")
     yield from table(heads, rows)
 
 
