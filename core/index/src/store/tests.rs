@@ -96,6 +96,13 @@ fn hash(name: &str) -> EngineHash<'static> {
     name.parse().map_or_else(|_| EngineHash::Text(name.to_owned().into()), EngineHash::Unsigned)
 }
 
+/// Each as if an event had spoken of it.
+fn name_places(store: &mut Store) {
+    for (tier, group) in PLACES {
+        store.place_or_new(tier, group);
+    }
+}
+
 fn check(shared: &Shared, stores: &[Store], told: &[Told]) -> Result<(), TestCaseError> {
     let mut seats = 0;
     for (store, told) in stores.iter().zip(told) {
@@ -145,7 +152,7 @@ proptest! {
         let mut told: Vec<_> = (0..WORKERS).map(|_| Told::default()).collect();
         let mut read = HashSet::new();
         for store in &mut stores {
-            PLACES.iter().for_each(|(tier, group)| drop(store.place_or_new(*tier, *group)));
+            name_places(store);
         }
         let places: Vec<_> = PLACES.iter().map(|(tier, group)| stores[0].place(*tier, *group).expect("named")).collect();
         for step in steps {
@@ -195,7 +202,7 @@ proptest! {
                 }
                 Step::Empty(at) => {
                     drop(stores[at].empty(&mut shared));
-                    PLACES.iter().for_each(|(tier, group)| drop(stores[at].place_or_new(*tier, *group)));
+                    name_places(&mut stores[at]);
                     told[at] = Told::default();
                 }
                 Step::Sweep(steps) => shared.sweep(steps),
@@ -211,10 +218,14 @@ proptest! {
                     shared.census(&mut census);
                     stores.iter().for_each(|store| store.census(&shared, &mut census));
                     let cut = census.plan(target);
-                    stores.iter_mut().for_each(|store| drop(store.cut(&mut shared, &cut)));
+                    for store in &mut stores {
+                        store.cut(&mut shared, &cut);
+                    }
                     let (dropped, rest) = shared.cut(&cut, shared::Slot::FIRST, usize::MAX);
                     prop_assert_eq!(rest, None);
-                    stores.iter_mut().for_each(|store| drop(store.settle(&dropped)));
+                    for store in &mut stores {
+                        store.settle(&dropped);
+                    }
                     // whole classes, those that are worth least first
                     let mut classes: BTreeMap<(u8, i64), Vec<(usize, String)>> = BTreeMap::new();
                     for (at, told) in told.iter().enumerate() {
