@@ -251,7 +251,8 @@ class App:
         for mode_change in self.modes.look(self.report.moments()):
             log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
         self.audit.settle()
-        self.index.expire(time.monotonic())
+        # a look at all that the index holds, where a worker lost what it had: no request may wait for it
+        await asyncio.to_thread(self.index.expire, time.monotonic())
 
     async def _follow_files(self) -> None:
         """Read secrets and certificates again when their files change."""
