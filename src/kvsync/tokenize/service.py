@@ -149,12 +149,15 @@ class TokenizerService:
     def begin(
         self, path: str, body: dict[str, Any], model: str, adapter: str | None
     ) -> TokenizedRequest | Coroutine[Any, Any, TokenizedRequest]:
-        """As :meth:`tokenize`, but what needs no waiting (token ids, an unsupported API) comes at once."""
+        """As :meth:`tokenize`, but what needs no waiting comes at once: token ids, an unsupported API, text where
+        nobody could tokenize it."""
         reading = read_request(path, body)
         if reading.reason is not None:
             return self._result(reading, (), "none", reading.reason)
         if reading.ids and (reading.truncation is None or self._keep(reading.truncation, model) is not None):
             return self._result(reading, self._cut_ids(reading, model), "ids")
+        if not reading.ids and self._remote is None and model not in self._local:
+            return self._result(reading, (), "none", "no_tokenizer")
         return self._within_budget(reading, body, model, adapter)
 
     def answered(self, tokenized: TokenizedRequest, worker: str) -> None:

@@ -423,6 +423,9 @@ async def test_models_may_change(house: House) -> None:
     await service.update_models([ModelSettings(name="tiny", tokenizer=TINY)])
     assert (await ask(service, CHAT, user("hi"))).source == "local"
     await service.update_models([])
+    result = service.begin(CHAT, user("hi"), "tiny", None)
+    assert isinstance(result, TokenizedRequest), "nobody is waited for"
+    assert (result.prompts, result.source, result.reason) == ((), "none", "no_tokenizer")
     assert (await ask(service, CHAT, user("hi"))).reason == "no_tokenizer"
 
 
