@@ -25,7 +25,7 @@ WARM_UP = 300_000
 """Evictions before the first look: buffers and tables have their size then."""
 ROUNDS = 10
 WARM_UP_ROUNDS = 2
-PART = 5
+PART = 2
 """Prompts of each worker that are published at a time: what waits in the subject's memory would be taken for growth."""
 LOOKS = 3
 """Parts in which the evictions are told, with a look at the memory after each."""

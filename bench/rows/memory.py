@@ -78,7 +78,7 @@ def _distinct(subject: Subject, form: str, run: Run) -> Figures:
 
 def _further(subject: Subject, form: str, run: Run) -> Figures:
     """The same blocks at one worker, then at others."""
-    count = run.pick(100, 40)
+    count = run.pick(200, 40)
     chains = [(1 + n, CHAIN) for n in range(count)]
     before = _begun(subject, form, WORKERS)
     feed(subject, stores([chains]), form)
@@ -92,7 +92,7 @@ def _further(subject: Subject, form: str, run: Run) -> Figures:
 
 def _own(subject: Subject, form: str, run: Run) -> Figures:
     """The same with hashes of each engine's own."""
-    count = run.pick(100, 40)
+    count = run.pick(200, 40)
     chains = [(1 + n, CHAIN) for n in range(count)]
     before = _begun(subject, form, WORKERS)
     feed(subject, stores([chains]), form)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.subjects import feeding, serve, timed
+from bench.subjects import feeding, serve, timed, trim
 from bench.work import BLOCK, Chain, tokens
 from kvsync.config.model import IndexSettings
 from kvsync.index import NATIVE, PrefixIndex
@@ -35,6 +35,7 @@ class Applier:
         self._index: Index = ReferenceIndex() if pure else PrefixIndex(caps.max_blocks, caps.max_bytes)
         for number in range(workers):
             self._index.add_worker(f"w{number}", MODEL)
+        trim()
         return NATIVE or pure
 
     def load(self, scripts: Sequence[Mapping[str, Any]]) -> int:

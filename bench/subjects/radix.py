@@ -12,7 +12,7 @@ from typing import Any
 
 from dynamo._core import RadixTree, compute_block_hash_for_seq  # type: ignore[import-not-found]
 
-from bench.subjects import feeding, serve, timed
+from bench.subjects import feeding, serve, timed, trim
 from bench.work import BLOCK, Chain, Prompt, Store, ready, script, tokens
 
 
@@ -24,6 +24,7 @@ class Radix:
     def begin(self, workers: int, hashed: bool = False) -> bool:
         self._tree = RadixTree()
         self._hashed = hashed
+        trim()
         return True
 
     def load(self, scripts: Sequence[Mapping[str, Any]]) -> int:
