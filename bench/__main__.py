@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import signal
 import sys
 
 from bench import render
@@ -38,6 +39,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no row is called {', '.join(unknown)} (--list names them)")
     rows = [r for r in ROWS if not options.rows or any(fnmatch.fnmatch(r.name, wanted) for wanted in options.rows)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes it started end, too
     document = run(rows, options.quick)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     if options.quick or options.rows:
