@@ -3,9 +3,10 @@
     make instructions              count, show what changed, fail where something takes over 2 % more
     make instructions ACCEPT=1     and keep the counts in bench/instructions.json
 
-Unlike times they come out the same on a busy machine, to the instruction: hash tables are seeded from addresses, which
-callgrind gives out the same each time. They say nothing of waiting for memory; the benchmarks against the clock do.
-Another compiler or processor gives other counts: where it is not that of the file, changes are shown and nothing fails.
+Unlike times they come out the same on a busy machine. Hash tables are seeded from addresses, which callgrind gives out
+the same each time to a program with the same arguments and environment; elsewhere counts differ by some tenths of a
+percent. They say nothing of waiting for memory; the benchmarks against the clock do. Another compiler or processor
+gives other counts: where it is not that of the file, changes are shown and nothing fails.
 
 The work is in ``core/benches/src/counted.rs``.
 """
@@ -104,8 +105,13 @@ def _count(binary: Path, case: str) -> int:
     """Callgrind begins and ends counting with the function ``counted::counted``."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "callgrind"
-        command = ("valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=counted::counted")
-        _output(*command, f"--callgrind-out-file={out}", str(binary), case)
+        command = (
+            shutil.which("valgrind") or "valgrind",
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            "--toggle-collect=counted::counted",
+        )
+        _output(*command, f"--callgrind-out-file={out}", str(binary), case, environment={})
         found = re.search(r"^summary: (\d+)$", out.read_text(), re.MULTILINE)
     if found is None or found[1] == "0":
         raise SystemExit(f"callgrind counted nothing of {case!r}: is the function's name what is asked for?")
@@ -119,8 +125,8 @@ def _built() -> Path:
     return next(Path(line["executable"]) for line in lines if line.get("executable"))
 
 
-def _output(*command: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+def _output(*command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return done.stdout
