@@ -63,7 +63,7 @@ pub(crate) struct Store {
     member: Option<Member>,
     /// Plain blocks.
     plain: u64,
-    aliases: Table<Alias, 4>,
+    aliases: Table<Alias, 9>,
     /// A plain block that had an alias turned odd by its key alone, which no table finds: no more aliases.
     no_aliases: bool,
     own: Own,
