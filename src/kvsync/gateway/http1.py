@@ -3,7 +3,8 @@
 What must always hold:
 
 - One answer at a time, in the order of the requests; what a client pipelines meanwhile waits in a bounded buffer.
-- An answer is framed anew; its body bytes are passed as they come. An answer that breaks off never looks finished.
+- An answer is framed anew, but for chunks that need not be; its body bytes are passed as they come. An answer that
+  breaks off never looks finished.
 - A client that leaves is noticed in every phase. Its end-of-stream alone does not say that it left (it may have closed
   only its sending side), so the connection is probed with bytes that mean nothing (see :meth:`_probe`).
 - Nothing waits for a client for ever.
@@ -289,6 +290,17 @@ class ClientConnection(asyncio.Protocol):
             self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
         else:
             self._out.append(piece)
+
+    def chunks(self, chunks: bytes, body: bytes) -> None:
+        """Go on with ``body`` and send it with all that was kept. ``chunks`` is the same, framed whole and plainly."""
+        if not self._chunking:
+            self.body(body)
+        elif self._out or self._eof_at is not None:
+            self._out.append(chunks)
+        else:
+            self._transport.write(chunks)
+            return
+        self.flush()
 
     def flush(self) -> None:
         """Send what was kept."""

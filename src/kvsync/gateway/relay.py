@@ -63,6 +63,15 @@ class Relay:
         elif passing := self._chunk.feed(piece):  # an empty piece would end the answer
             self._client.body(passing)
 
+    def chunks(self, chunks: bytes, body: bytes) -> None:
+        """More of the body, and the chunks as which it came; sent at once."""
+        if self._chunk is None:
+            self._usage.add(body)
+            self._client.chunks(chunks, body)
+        else:
+            self.body(body)
+            self._client.flush()
+
     def whole(self) -> bool:
         """Whether what came up to the engine's last byte was all of it."""
         return not self._must_say_done or self._usage.ends_with_done()
