@@ -316,6 +316,11 @@ class Exchange:
         self._deadline = deadline if self._answer.begun else max(self._deadline, deadline)
         self._client.flush()
 
+    def on_chunks(self, chunks: bytes, body: bytes) -> None:
+        rooms = self._rooms
+        self._deadline = rooms.loop.time() + rooms.settings.idle_timeout
+        self._answer.chunks(chunks, body)
+
     def on_end(self) -> None:
         self._connection = None
         if not self._answer.whole():
