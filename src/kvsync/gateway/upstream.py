@@ -7,6 +7,7 @@ What must always hold:
 - A connection is used again only when request and answer went through whole and both sides agree to go on.
 - Targets are URLs from discovery; nothing here looks at what a client sent.
 - However finely an engine cuts its answer, one turn of the event loop takes a bounded number of pieces.
+- The parser sees every byte but whole plain chunks between two chunks, where it is as it would be had it read them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import httptools
 
 from kvsync.config import GatewaySettings
 from kvsync.discovery.access import EngineAccess
+from kvsync.gateway.chunks import plain_chunks
 from kvsync.gateway.headers import Field
 from kvsync.gateway.ports import Outcome
 
@@ -58,6 +60,10 @@ class Listener(Protocol):
 
     def on_pause(self) -> None:
         """A head, or a piece of the body, and all that came together with it were handed over."""
+
+    def on_chunks(self, chunks: bytes, body: bytes) -> None:
+        """Instead of ``on_body`` and ``on_pause``, never for the first piece: ``body``, and the whole plain chunks as
+        which it came."""
 
     def on_end(self) -> None: ...
 
@@ -117,6 +123,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._fields: list[Field] = []
         self._length: int | None = None
         self._chunked = False
+        self._chunk_ended = False
+        """The last that the parser told was the end of a chunk."""
+        self._between = False
+        """It is between two chunks, and keeps nothing of the next one to itself."""
         self._keep = False
         self._until_close = False
         self._pieces: list[bytes] = []
@@ -172,6 +182,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.forget(self)
             self._transport.abort()
             return
+        if self._between and (body := plain_chunks(data)) is not None:
+            listener.on_chunks(data, body)
+            return
         begun = self._head_done
         self._received = True
         self._framing += len(data)
@@ -185,6 +198,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._hand_over(listener)
                 self._fail("upstream_died" if self._head_done else "bad_answer")
                 return
+        # Did it keep a part of the next size line, that would not end so: a line's end is told.
+        self._between = self._chunk_ended and data.endswith(b"\r\n")
         handed_over = self._hand_over(listener)
         if self._listener is not listener:  # aborted meanwhile
             return
@@ -283,7 +298,14 @@ class UpstreamConnection(asyncio.Protocol):
         if not self._done and self._listener is not None:
             self._pieces.append(piece)
 
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
     def on_message_complete(self) -> None:
+        self._chunk_ended = False
         if self._head_done:
             self._done = True
 
