@@ -80,6 +80,7 @@ class Exchange:
         "_deadline",
         "_decision",
         "_exclude",
+        "_heard",
         "_lifted",
         "_model",
         "_over",
@@ -123,6 +124,8 @@ class Exchange:
         self._answer = Relay(client)
         self._paused = False
         self._deadline = 0.0
+        self._heard = False
+        """The answer got on since deadlines were last looked at."""
         self._unsent = 0
         self._taken_at = 0.0
         """When the engine last took some of the request."""
@@ -311,14 +314,11 @@ class Exchange:
         self._answer.body(piece)
 
     def on_pause(self) -> None:
-        deadline = self._rooms.loop.time() + self._rooms.settings.idle_timeout
-        # Some engines send the head of a stream before they begin with the prompt: the wait for it is still on.
-        self._deadline = deadline if self._answer.begun else max(self._deadline, deadline)
+        self._heard = True
         self._client.flush()
 
     def on_chunks(self, chunks: bytes, body: bytes) -> None:
-        rooms = self._rooms
-        self._deadline = rooms.loop.time() + rooms.settings.idle_timeout
+        self._heard = True
         self._answer.chunks(chunks, body)
 
     def on_end(self) -> None:
@@ -397,13 +397,18 @@ class Exchange:
     def resume(self) -> None:
         self._paused = False
         if self._connection is not None:
-            self._deadline = max(self._deadline, self._rooms.loop.time() + self._rooms.settings.idle_timeout)
+            self._heard = True
             self._connection.resume()
 
     def check(self, now: float) -> None:
         connection = self._connection
         if connection is None:
             return
+        if self._heard:
+            self._heard = False
+            deadline = now + self._rooms.settings.idle_timeout
+            # Some engines send the head of a stream before they begin with the prompt: the wait for it is still on.
+            self._deadline = deadline if self._answer.begun else max(self._deadline, deadline)
         if self._unsent and not self._answer.status and not self._still_sending(connection, now):
             return
         if self._paused or now < self._deadline:
