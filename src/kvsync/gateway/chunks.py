@@ -15,13 +15,15 @@ MOST: Final = 32
 """Chunks that are looked at. A piece of more is the parser's, which bounds what it takes in one turn."""
 
 
+_LINES: Final = {len(line) + size + 2: line for size in range(1, 2048) if (line := b"%x\r\n" % size)}
+"""By the length of a chunk with all that frames it: the only size line that it can have."""
+
+
 def plain_chunks(data: bytes) -> bytes | None:
     """The body in ``data``, or ``None`` when that is not just whole and plain chunks."""
-    at = data.find(b"\r\n", 0, _SIZE_LINE)
-    size = len(data) - at - 4
-    # The size is written and compared, not read: what int() lets pass (signs, blanks, 0x, _) never looks the same.
-    if size > 0 and at > 0 and data[:at] == b"%x" % size:
-        return data[at + 2 : -2] if data.endswith(b"\r\n") else None
+    line = _LINES.get(len(data))
+    if line is not None and data.startswith(line) and data.endswith(b"\r\n"):
+        return data[len(line) : -2]
     return _several(data)
 
 
@@ -38,6 +40,7 @@ def _several(data: bytes) -> bytes | None:
         except ValueError:
             return None
         stop = at + 2 + size
+        # What int() lets pass (signs, blanks, zeros, 0x, _) does not look the same when it is written.
         if size <= 0 or line != b"%x" % size or data[stop : stop + 2] != b"\r\n":
             return None
         pieces.append(data[at + 2 : stop])

@@ -39,7 +39,7 @@ class Bodies:
         self.ended = True
 
 
-@pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 255, 256, 4095, 70_000])
+@pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 255, 256, 2047, 2048, 4095, 70_000])
 def test_whole_chunks_are_taken(size: int) -> None:
     body = bytes(at % 251 for at in range(size))
     assert plain_chunks(chunk(body)) == body
