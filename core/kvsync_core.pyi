@@ -1,11 +1,11 @@
 """The native prefix index of kvsync. The face is that of ``kvsync.index.match.Index``, where every rule is stated."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol, final, overload
 
 from typing_extensions import Buffer
 
-__all__ = ["Match", "PrefixIndex", "Progress", "Receiver", "Report", "lift_ids"]
+__all__ = ["Match", "Matches", "PrefixIndex", "Progress", "Receiver", "Report", "lift_ids"]
 
 class _Batch(Protocol):
     """An event batch that is decoded already, as ``kvsync.events.types.EventBatch``."""
@@ -131,6 +131,30 @@ class Receiver:
         """
 
 @final
+class Matches:
+    """A mapping of every registered worker of the model to its :class:`Match`; equal to any mapping with equal items.
+    Objects are made of those workers only that are asked for."""
+
+    def hits(self) -> list[tuple[str, Match]]:
+        """The workers that hold something of the prompt, or may."""
+
+    def doubts(self) -> dict[str, Literal["exact", "partial", "none"]]:
+        """How far those workers can be trusted that can't be trusted to the full."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __getitem__(self, worker: str, /) -> Match: ...
+    def __contains__(self, worker: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    @overload
+    def get(self, worker: str, /) -> Match | None: ...
+    @overload
+    def get(self, worker: str, default: Match, /) -> Match: ...
+    def keys(self) -> tuple[str, ...]: ...
+    def values(self) -> list[Match]: ...
+    def items(self) -> list[tuple[str, Match]]: ...
+
+@final
 class PrefixIndex:
     """The global prefix index.
 
@@ -250,7 +274,7 @@ class PrefixIndex:
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[object] | None] | None = None,
-    ) -> dict[str, Match]:
+    ) -> Matches:
         """What each worker of ``model`` can do for this prompt.
 
         Raises:

@@ -23,7 +23,7 @@ from msgspec import Raw
 
 from kvsync.events.decode import decode_batch
 from kvsync.events.types import Embeds, Image, Opaque, Salt, UndecodableBatch
-from kvsync.index.match import Index, Match
+from kvsync.index.match import Index, Match, Matches
 from kvsync.index.reference import ReferenceIndex
 from tests.contract import test_oracle_losses as losses
 from tests.contract.captures import DATA, payload, records
@@ -49,7 +49,7 @@ class Pair:
 
     def __init__(self, max_blocks: int | None = None) -> None:
         self.indexes: tuple[Index, Index] = (ReferenceIndex(max_blocks), IMPLEMENTATIONS["core"](max_blocks))
-        self.asked: list[tuple[Any, dict[str, Any], tuple[dict[str, Match], ...]]] = []
+        self.asked: list[tuple[Any, dict[str, Any], tuple[Matches, ...]]] = []
         """Prompt, its keys, and what each answered."""
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> None:
@@ -64,9 +64,11 @@ class Pair:
             assert sizes == their_sizes
         return ours  # type: ignore[return-value]
 
-    def same_match(self, tokens: Any, **keys: Any) -> dict[str, Any]:
+    def same_match(self, tokens: Any, **keys: Any) -> Matches:
         ours, theirs = (index.match(tokens, MODEL, **keys) for index in self.indexes)
         assert ours == theirs
+        assert dict(ours.hits()) == dict(theirs.hits())
+        assert ours.doubts() == theirs.doubts()
         for worker, match in ours.items():
             assert match.as_of % POSITIONS == theirs[worker].as_of % POSITIONS
         self.asked = [*self.asked[-20:], (tokens, keys, (ours, theirs))]
@@ -320,7 +322,7 @@ class Both:
     def __getattr__(self, method: str) -> Callable[..., None]:
         return lambda *args: self._pair.do(method, *args)
 
-    def match(self, tokens: Any, model: str, **keys: Any) -> dict[str, Match]:
+    def match(self, tokens: Any, model: str, **keys: Any) -> Matches:
         ours = self._pair.same_match(tokens, **keys)
         theirs = self._pair.asked[-1][2][1]
         self._their_position.update({match.as_of: theirs[worker].as_of for worker, match in ours.items()})

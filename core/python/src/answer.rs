@@ -1,11 +1,14 @@
 //! What the index says, as Python objects.
 
+use std::sync::Arc;
+
 use kvsync_index::event::Tier;
-use kvsync_index::{Description, Registered};
+use kvsync_index::{Description, Registered, Trust};
 use pyo3::IntoPyObjectExt;
 use pyo3::basic::CompareOp;
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyNotImplemented, PyString};
+use pyo3::types::{PyDict, PyIterator, PyNotImplemented, PyString, PyTuple};
 
 /// What one worker can do for one prompt; equal to any object with equal attributes, whatever its `as_of`.
 #[pyclass(frozen, module = "kvsync_core")]
@@ -81,7 +84,103 @@ impl Match {
                 None => return Ok(None),
             }
         }
-        ours.eq(pyo3::types::PyTuple::new(py, theirs)?).map(Some)
+        ours.eq(PyTuple::new(py, theirs)?).map(Some)
+    }
+}
+
+/// What an index says of one prompt, by worker. Objects are made of those rows only that somebody looks at: of a
+/// thousand workers few hold anything of a prompt.
+#[pyclass(frozen, mapping, module = "kvsync_core")]
+pub(crate) struct Matches(pub(crate) Vec<(Arc<Registered>, kvsync_index::Match)>);
+
+#[pymethods]
+impl Matches {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__(&self, worker: &str) -> PyResult<Match> {
+        self.find(worker).ok_or_else(|| PyKeyError::new_err(worker.to_owned()))
+    }
+
+    fn __contains__(&self, worker: &Bound<'_, PyAny>) -> bool {
+        worker.extract::<&str>().is_ok_and(|worker| self.find(worker).is_some())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        self.keys(py)?.try_iter()
+    }
+
+    #[pyo3(signature = (worker, default=None, /))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        worker: &str,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.find(worker).map_or(Ok(default), |found| found.into_bound_py_any(py).map(Some))
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.iter().map(|(worker, _)| name(py, worker)))
+    }
+
+    fn values(&self) -> Vec<Match> {
+        self.0.iter().map(|(_, found)| Match(found.clone())).collect()
+    }
+
+    fn items<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyString>, Match)> {
+        self.0.iter().map(|(worker, found)| (name(py, worker), Match(found.clone()))).collect()
+    }
+
+    /// Those that hold something of the prompt, or may.
+    fn hits<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyString>, Match)> {
+        let hit = |found: &kvsync_index::Match| found.credit > 0 || found.expected > 0;
+        self.0
+            .iter()
+            .filter(|(_, found)| hit(found))
+            .map(|(worker, found)| (name(py, worker), Match(found.clone())))
+            .collect()
+    }
+
+    /// How far those can be trusted that can't be trusted to the full.
+    fn doubts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let doubts = PyDict::new(py);
+        for (worker, found) in &self.0 {
+            if found.trust != Trust::Exact {
+                doubts.set_item(name(py, worker), found.trust.word())?;
+            }
+        }
+        Ok(doubts)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.dict(py)?.repr()?.to_string())
+    }
+
+    fn __richcmp__<'py>(&self, other: &Bound<'py, PyAny>, op: CompareOp) -> PyResult<Bound<'py, PyAny>> {
+        let py = other.py();
+        if !matches!(op, CompareOp::Eq | CompareOp::Ne) {
+            return Ok(PyNotImplemented::get(py).to_owned().into_any());
+        }
+        match other.extract::<PyRef<'_, Self>>() {
+            Ok(other) => self.dict(py)?.rich_compare(other.dict(py)?, op),
+            Err(_) => self.dict(py)?.rich_compare(other, op),
+        }
+    }
+}
+
+impl Matches {
+    fn find(&self, worker: &str) -> Option<Match> {
+        self.0.iter().find(|(registered, _)| registered.name() == worker).map(|(_, found)| Match(found.clone()))
+    }
+
+    fn dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (worker, found) in &self.0 {
+            dict.set_item(name(py, worker), Match(found.clone()))?;
+        }
+        Ok(dict)
     }
 }
 

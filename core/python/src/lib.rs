@@ -20,7 +20,7 @@ use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use answer::Match;
+use answer::Matches;
 use payload::Work;
 
 /// Nanoseconds of work from which a lookup lets go of the GIL.
@@ -186,7 +186,7 @@ impl PrefixIndex {
         adapter: Option<&str>,
         cache_salt: Option<&str>,
         block_keys: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Matches> {
         let tokens = prompt::tokens(tokens)?;
         let extra = prompt::extra_keys(block_keys, cache_salt)?;
         let prompt = Prompt { tokens: &tokens, model, adapter, extra: &extra, salted: cache_salt.is_some() };
@@ -195,11 +195,7 @@ impl PrefixIndex {
         } else {
             py.detach(|| self.index.lookup(&prompt))
         };
-        let matches = PyDict::new(py);
-        for (worker, found) in found {
-            matches.set_item(answer::name(py, &worker), Match(found))?;
-        }
-        Ok(matches)
+        Ok(Matches(found))
     }
 
     fn block_sizes<'py>(&self, py: Python<'py>, model: &str) -> PyResult<Bound<'py, PyDict>> {
@@ -263,7 +259,7 @@ mod kvsync_core {
     #[pymodule_export]
     use super::PrefixIndex;
     #[pymodule_export]
-    use super::answer::Match;
+    use super::answer::{Match, Matches};
     #[pymodule_export]
     use super::ids::lift_ids;
     #[cfg(target_os = "linux")]

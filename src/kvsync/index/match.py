@@ -6,9 +6,9 @@ specification, and the native core (package ``kvsync-core``). One contract suite
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, overload
 
 from typing_extensions import Buffer
 
@@ -39,6 +39,43 @@ class Match:
     as_of: int = field(default=0, compare=False)
     """Where the worker's losses stood when this was answered; :meth:`Index.observe` wants it back. It says nothing of
     the prompt: two matches are equal whatever theirs is."""
+
+
+class Matches(Protocol):
+    """The answer to a lookup: a mapping of every registered worker of the model to its :class:`Match`.
+
+    Of a thousand workers few hold anything of a prompt, so a chooser asks for :meth:`hits` and :meth:`doubts`, and for
+    the others not at all.
+    """
+
+    def hits(self) -> list[tuple[str, Match]]:
+        """The workers that hold something of the prompt, or may."""
+
+    def doubts(self) -> dict[str, Trust]:
+        """How far those workers can be trusted that can't be trusted to the full."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __getitem__(self, worker: str, /) -> Match: ...
+    def __contains__(self, worker: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    @overload
+    def get(self, worker: str, /) -> Match | None: ...
+    @overload
+    def get(self, worker: str, default: Match, /) -> Match: ...
+    def keys(self) -> Iterable[str]: ...
+    def values(self) -> Iterable[Match]: ...
+    def items(self) -> Iterable[tuple[str, Match]]: ...
+
+
+class MatchTable(dict[str, Match]):
+    """:class:`Matches` that are all there."""
+
+    def hits(self) -> list[tuple[str, Match]]:
+        return [(worker, match) for worker, match in self.items() if match.credit or match.expected]
+
+    def doubts(self) -> dict[str, Trust]:
+        return {worker: match.trust for worker, match in self.items() if match.trust != "exact"}
 
 
 class Index(Protocol):
@@ -95,7 +132,7 @@ class Index(Protocol):
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]: ...
+    ) -> Matches: ...
 
     def observe(
         self,
@@ -119,4 +156,4 @@ class Index(Protocol):
     def stats(self) -> dict[str, object]: ...
 
 
-__all__ = ["Index", "Match", "Observation", "Tier", "Tokens", "Trust"]
+__all__ = ["Index", "Match", "MatchTable", "Matches", "Observation", "Tier", "Tokens", "Trust"]

@@ -116,7 +116,7 @@ from kvsync.index.cap import BLOCK_BYTES, Reads, make_room
 from kvsync.index.keys import KeyChain, packed, root_key
 from kvsync.index.learning import Answer, observe
 from kvsync.index.lookup import Prompt, block_size, describe, match
-from kvsync.index.match import Match, Observation, Tokens
+from kvsync.index.match import MatchTable, Observation, Tokens
 from kvsync.index.worker import Facts, Mark, Worker
 
 LONGEST_TURN: Final = 0.001
@@ -270,7 +270,7 @@ class ReferenceIndex:
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]:
+    ) -> MatchTable:
         """What each worker of ``model`` can do for this prompt.
 
         ``block_keys`` gives a block's extra keys (images, embeddings) by its number; the salt is added to the first.
@@ -283,7 +283,7 @@ class ReferenceIndex:
         prompts: dict[int, Prompt] = {}
         longest: Counter[int] = Counter()
         """By block size: how many blocks some worker may have."""
-        matches = {}
+        matches = MatchTable()
         with self._lock:
             for name, worker in self._workers.items():
                 if worker.facts.model != model:

@@ -27,8 +27,7 @@ class Board(Sequence[Candidate]):
     Args:
         slots: who can be chosen.
         matches: by row, what the index says of those that hold something of the prompt.
-        trusts: by worker, how far the others can be trusted, where that is not ``trust``.
-        trust: of all others.
+        trusts: by worker, how far it can be trusted, where that is not ``exact``.
         expected: by row, tokens beyond the credit that the worker may well have: doubtful blocks, choices just made,
             answers of late.
         shared: by row, of the tokens queued there, those that are expected and that this prompt would not wait for in
@@ -39,7 +38,6 @@ class Board(Sequence[Candidate]):
     """
 
     __slots__ = (
-        "_trust",
         "_trusts",
         "busy",
         "expected",
@@ -63,7 +61,6 @@ class Board(Sequence[Candidate]):
         prompt_tokens: int,
         turn: int = 0,
         trusts: Mapping[str, Trust] | None = None,
-        trust: Trust = "exact",
     ) -> None:
         self.slots = slots
         self.matches = matches
@@ -75,12 +72,11 @@ class Board(Sequence[Candidate]):
         self.told = matches.keys() | expected.keys()
         """The rows of which something is known."""
         self._trusts = trusts or {}
-        self._trust = trust
 
     def match(self, row: int) -> Match:
         """What the index says of a row."""
         found = self.matches.get(row)
-        return found if found is not None else _EMPTY[self._trusts.get(self.slots[row].worker, self._trust)]
+        return found if found is not None else _EMPTY[self._trusts.get(self.slots[row].worker, "exact")]
 
     def __len__(self) -> int:
         return len(self.slots)

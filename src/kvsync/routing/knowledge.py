@@ -10,10 +10,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kvsync.config import RoutingSettings
-from kvsync.index.match import Index, Match, Tier, Trust
+from kvsync.index.match import Index, Match, Matches, MatchTable, Tier, Trust
 from kvsync.routing.board import Board
 from kvsync.routing.decision import Decision, Query
 from kvsync.routing.expected import Expectation, ExpectedTable, Hope, context_seed, prefix_keys
@@ -36,10 +36,14 @@ PLACES = 1_000
 _WORST_FIRST: tuple[Trust, ...] = ("none", "partial", "exact")
 
 
+UNASKED: Final = MatchTable()
+"""What an index says that is not asked, knows nobody, or failed."""
+
+
 class Known(NamedTuple):
     """All that is known for one request."""
 
-    matches: Mapping[str, Match]
+    matches: Matches
     """Empty where the index was not asked, knows nobody, or failed."""
     hopes: Mapping[str, Hope]
     """Of choices just made."""
@@ -83,11 +87,11 @@ class Knowledge:
         """All that is known for the request."""
         tokenized = query.tokenized
         if not tokenized.prompts:
-            return Known({}, {}, {}, ())
+            return Known(UNASKED, {}, {}, ())
         keys = _keys(query.model, query.adapter, tokenized)
         # An engine that computes every token whatever it holds gains nothing from any worker.
         if not tokenized.reads_cache:
-            return Known({}, {}, {}, keys)
+            return Known(UNASKED, {}, {}, keys)
         return Known(self._match(query), _summed(self.expected.lookup, keys), _summed(self.observed.lookup, keys), keys)
 
     def board(self, query: Query, known: Known, pool: Pool, turn: int) -> Board:
@@ -95,22 +99,14 @@ class Knowledge:
         told, rows = known.matches, pool.rows
         expected: dict[int, int] = {}
         shared: dict[int, int] = {}
-        # Each figure of a match is asked for once, and of all workers: that is most of what a choice costs.
-        found = {
-            row: match
-            for worker, match in told.items()
-            if (match.credit or match.expected) and (row := rows.get(worker)) is not None
-        }
+        found = {row: match for worker, match in told.hits() if (row := rows.get(worker)) is not None}
         for row, match in found.items():
             if doubtful := match.expected:
                 expected[row] = doubtful
-        trusts: dict[str, Trust] = {}
-        if [match.trust for match in told.values()].count("exact") < len(told):
-            trusts = {worker: match.trust for worker, match in told.items() if match.trust != "exact"}
-        if told and not rows.keys() <= told.keys():
-            trusts |= dict.fromkeys(rows.keys() - told.keys(), "none")
+        doubts, unknown = told.doubts(), pool.unknown(tuple(told))
+        trusts = {**unknown, **doubts} if doubts else unknown
         for worker, hope in known.observed.items():
-            if (row := rows.get(worker)) is not None and trusts.get(worker, "exact" if told else "none") == "none":
+            if (row := rows.get(worker)) is not None and trusts.get(worker) == "none":
                 expected[row] = max(expected.get(row, 0), hope.tokens)
         for worker, hope in known.hopes.items():
             if (row := rows.get(worker)) is not None:
@@ -128,7 +124,6 @@ class Knowledge:
             sum([prompt.length for prompt in query.tokenized.prompts]),
             turn,
             trusts,
-            "exact" if told else "none",
         )
 
     def expect(self, worker: str, known: Known) -> list[Expectation]:
@@ -199,10 +194,10 @@ class Knowledge:
         self._reannouncing.discard(worker)
         self._hiding.discard(worker)
 
-    def _match(self, query: Query) -> Mapping[str, Match]:
+    def _match(self, query: Query) -> Matches:
         index = self._index
         if index is None:
-            return {}
+            return UNASKED
         salt = query.tokenized.cache_salt
         found = self._ask(
             query.model,
@@ -212,10 +207,10 @@ class Knowledge:
             ],
         )
         if found is None:
-            return {}
+            return UNASKED
         if len(found) == 1:
             return found[0]
-        return {worker: _sum(found, worker) for worker in dict.fromkeys(chain.from_iterable(found))}
+        return MatchTable((worker, _sum(found, worker)) for worker in dict.fromkeys(chain.from_iterable(found)))
 
     def _ask(self, model: str, question: Callable[[], _Answer]) -> _Answer | None:
         """The index's answer; ``None`` when it raised."""
@@ -246,7 +241,7 @@ def _summed(lookup: Callable[[Sequence[int]], Mapping[str, Hope]], keys: Sequenc
     return total
 
 
-def _sum(found: Sequence[Mapping[str, Match]], worker: str) -> Match:
+def _sum(found: Sequence[Matches], worker: str) -> Match:
     """One worker's matches of several prompts, as one: as far to be trusted as the worst of them."""
     matches = [match[worker] for match in found if worker in match]
     tiers: dict[Tier, int] = {}
@@ -257,4 +252,4 @@ def _sum(found: Sequence[Mapping[str, Match]], worker: str) -> Match:
     return Match(sum(match.credit for match in matches), sum(match.expected for match in matches), tiers, trust)
 
 
-__all__ = ["EXPECTED_PROMPTS", "Knowledge", "Known"]
+__all__ = ["EXPECTED_PROMPTS", "UNASKED", "Knowledge", "Known"]

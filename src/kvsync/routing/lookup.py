@@ -8,13 +8,13 @@ size. Prompts without images have no such keys and need one lookup for all worke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import xxhash
 
 from kvsync.events.types import ExtraKey, Image
-from kvsync.index.match import Match, Tokens
+from kvsync.index.match import Matches, MatchTable, Tokens
 from kvsync.tokenize.types import ImageSpan, Prompt
 
 
@@ -29,7 +29,7 @@ class Lookup(Protocol):
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]: ...
+    ) -> Matches: ...
 
     def block_sizes(self, model: str) -> dict[str, int]: ...
 
@@ -55,12 +55,12 @@ def block_keys(images: Sequence[ImageSpan], block_size: int) -> list[list[Image]
 
 def match_prompt(
     index: Lookup, prompt: Prompt, model: str, *, adapter: str | None = None, cache_salt: str | None = None
-) -> Mapping[str, Match]:
+) -> Matches:
     """What each worker of ``model`` can do for the prompt. Raises what the index raises."""
     if not prompt.images:
         return index.match(prompt.tokens, model, adapter=adapter, cache_salt=cache_salt)
     sizes = index.block_sizes(model)
-    found: dict[str, Match] = {}
+    found = MatchTable()
     for size in dict.fromkeys(sizes.values()):
         # A worker without a block size has stored nothing: whatever is asked, it is credited with nothing.
         keys = block_keys(prompt.images, size) if size else None

@@ -6,8 +6,9 @@ worked out once per change of the fleet; while workers are passed over, once per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from kvsync.index.match import Trust
 from kvsync.routing import filters
 from kvsync.routing.breaker import Breakers, Guard
 from kvsync.routing.decision import Query
@@ -19,7 +20,7 @@ from kvsync.routing.load import LoadTable
 class Pool:
     """Candidates, a row each. ``guards`` are their failure memories."""
 
-    __slots__ = ("_loads", "_narrowed", "guards", "load", "rows", "slots")
+    __slots__ = ("_loads", "_narrowed", "_unknown", "guards", "load", "rows", "slots")
 
     def __init__(self, slots: Sequence[Slot], guards: Sequence[Guard], loads: LoadTable) -> None:
         self.slots = slots
@@ -28,6 +29,7 @@ class Pool:
         self.load = loads.view([slot.worker for slot in slots])
         self._loads = loads
         self._narrowed: tuple[list[int], Pool] | None = None
+        self._unknown: tuple[Sequence[str], Mapping[str, Trust]] = (), dict.fromkeys(self.rows, "none")
 
     def narrowed(self, rows: list[int]) -> Pool:
         """Of these rows only. The last answer is kept: who sleeps or rests now will a request later, too."""
@@ -35,6 +37,13 @@ class Pool:
             pool = Pool([self.slots[row] for row in rows], [self.guards[row] for row in rows], self._loads)
             self._narrowed = rows, pool
         return self._narrowed[1]
+
+    def unknown(self, registered: Sequence[str]) -> Mapping[str, Trust]:
+        """The workers that are not registered with the index, each with the trust ``none``. The last answer is kept:
+        hardly ever is there another."""
+        if self._unknown[0] != registered:
+            self._unknown = registered, dict.fromkeys(self.rows.keys() - set(registered), "none")
+        return self._unknown[1]
 
     def others(self, pool: Pool) -> list[str]:
         """The workers that are not in a narrower pool."""

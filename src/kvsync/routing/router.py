@@ -21,7 +21,7 @@ from kvsync.routing.breaker import Attempt, Breakers, BreakerState
 from kvsync.routing.decision import Candidate, Decision, Load, Query
 from kvsync.routing.errors import BadPolicy, NoTarget, RoutingError
 from kvsync.routing.fleet import Fleet
-from kvsync.routing.knowledge import Knowledge, Known
+from kvsync.routing.knowledge import UNASKED, Knowledge, Known
 from kvsync.routing.load import LoadTable, Ticket
 from kvsync.routing.modes import Mode
 from kvsync.routing.policies import CACHE_AWARE, POLICIES, Choice
@@ -233,7 +233,7 @@ class Router:
             time=self._wall(),
         )
         self._note(decision, None, time.perf_counter() - begun)
-        return decision, self._reserve(decision, query, Known({}, {}, {}, ()))
+        return decision, self._reserve(decision, query, Known(UNASKED, {}, {}, ()))
 
     def _reserve(self, decision: Decision, query: Query, known: Known) -> RoutedTicket:
         chosen = decision.chosen

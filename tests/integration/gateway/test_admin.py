@@ -17,7 +17,7 @@ from kvsync.config import AdminSettings
 from kvsync.events.types import ExtraKey, Image
 from kvsync.gateway.admin import Admin, AdminPorts, MatchQuestion
 from kvsync.gateway.ports import JsonObject
-from kvsync.index.match import Match, Tokens
+from kvsync.index.match import Match, MatchTable, Tokens
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
 from tests.integration.gateway.harness import Models
@@ -35,9 +35,9 @@ class Index:
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]:
+    ) -> MatchTable:
         self.asked.append((tokens, model, adapter, cache_salt, block_keys))
-        return {"a": Match(32, 16, {"gpu": 16, "cpu": 16}, "partial"), "b": Match(0, trust="none")}
+        return MatchTable(a=Match(32, 16, {"gpu": 16, "cpu": 16}, "partial"), b=Match(0, trust="none"))
 
     def block_sizes(self, model: str) -> dict[str, int]:
         return {"a": 16, "b": 16}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvsync.discovery.model import Change
-from kvsync.index.match import Match
+from kvsync.index.match import Match, MatchTable
 from kvsync.routing import expected, knowledge, policies
 from kvsync.routing.errors import NoReadyEngine, NoTarget
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
@@ -114,7 +114,7 @@ def test_a_choice_costs_what_its_workers_and_grid_points_cost_and_no_more(monkey
     """240,000 tokens, 96 workers: one lookup, one pass of hashing, about 80 keys, one candidate; memory in proportion
     to the workers, none to the prompt (F1)."""
     world = World(*[engine(f"e{i}") for i in range(96)])
-    found = {f"e{i}": Match(16 * i, 0, {"gpu": 16 * i}) for i in range(96)}
+    found = MatchTable({f"e{i}": Match(16 * i, 0, {"gpu": 16 * i}) for i in range(96)})
     world.index.answer = lambda _: found
     asked = TokenizedRequest((Prompt(tokens(*range(240_000)), 240_000),), "ids")
     hashed: list[int] = []
@@ -147,7 +147,7 @@ def test_a_choice_costs_what_its_workers_and_grid_points_cost_and_no_more(monkey
 
 def test_a_decision_kept_costs_a_few_kilobytes() -> None:
     world = World(*[engine(f"e{i}") for i in range(64)], decisions=200)
-    found = {f"e{i}": Match(16 * i, 0, {"gpu": 16 * i}) for i in range(64)}
+    found = MatchTable({f"e{i}": Match(16 * i, 0, {"gpu": 16 * i}) for i in range(64)})
     world.index.match = lambda *_, **__: found  # type: ignore[method-assign]
     asked = TokenizedRequest((Prompt(tokens(*range(8192)), 8192, (ImageSpan("cat", 5, 3),)),), "ids")
     world.index.sizes = dict.fromkeys(found, 16)

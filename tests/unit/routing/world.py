@@ -10,7 +10,7 @@ from typing import Any
 from kvsync.config import RoutingSettings
 from kvsync.discovery.model import Change, Engine
 from kvsync.events.types import ExtraKey
-from kvsync.index.match import Match, Observation, Tokens
+from kvsync.index.match import Match, MatchTable, Observation, Tokens
 from kvsync.routing.decision import Decision, Query
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
@@ -48,10 +48,10 @@ class Index:
         adapter: str | None = None,
         cache_salt: str | None = None,
         block_keys: Sequence[Sequence[ExtraKey] | None] | None = None,
-    ) -> dict[str, Match]:
+    ) -> MatchTable:
         assert isinstance(tokens, bytes)
         self.asked.append({"model": model, "adapter": adapter, "cache_salt": cache_salt, "block_keys": block_keys})
-        return dict(self.answer(array("I", tokens)))
+        return MatchTable(self.answer(array("I", tokens)))
 
     def observe(
         self,
