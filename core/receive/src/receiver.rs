@@ -489,3 +489,88 @@ impl Receiver {
         reports
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::zmq::fake::{self, Fake};
+    use kvsync_index::Facts;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    const LIMITS: Limits = Limits { pause: 5.0, messages: 10, bytes: 1 << 20 };
+
+    /// One stream with a live socket and another one, its lane about to take number 0.
+    struct Set {
+        receiver: Receiver,
+        live: Box<Fake>,
+        other: Box<Fake>,
+        call: UnixStream,
+        _called: UnixStream,
+        progress: Progress,
+    }
+
+    fn set() -> Set {
+        let index = Arc::new(Index::new());
+        index.add_worker("w", "m", Facts::default());
+        let (call, called) = UnixStream::pair().unwrap();
+        let mut receiver = Receiver::new(fake::library(), index, called.as_raw_fd(), LIMITS).unwrap();
+        let (mut live, mut other) = (Fake::new(), Fake::new());
+        for socket in [&mut live, &mut other] {
+            // SAFETY: these are sockets of this library, and outlive the receiver's use of them.
+            unsafe { receiver.add(1, socket.address()) }.unwrap();
+        }
+        let progress = receiver.follow(live.address().as_ptr().addr(), "w", 0, 100.0).unwrap();
+        Set { receiver, live, other, call, _called: called, progress }
+    }
+
+    impl Set {
+        fn publish(&mut self, numbers: std::ops::Range<u64>) {
+            for number in numbers {
+                let payload = [&[0x92, 0xcb][..], &100.0f64.to_be_bytes(), &[0x90]].concat();
+                self.live.frames.extend([(vec![], true), (number.to_be_bytes().to_vec(), true), (payload, false)]);
+            }
+            self.live.far.write_all(b"x").unwrap();
+        }
+
+        fn wait(&mut self, messages: usize) -> Vec<Report> {
+            self.receiver.wait(Duration::ZERO, messages, 1 << 20)
+        }
+    }
+
+    #[test]
+    fn what_continues_the_stream_is_taken_and_told() {
+        let mut set = set();
+        set.publish(0..3);
+        let [report] = &set.wait(100)[..] else { panic!("one stream") };
+        let tally = report.tally.as_ref().unwrap();
+        assert_eq!((tally.count, tally.last, report.emptied, report.asks), (3, 2, true, false));
+        assert_eq!(set.progress.count(), 3);
+    }
+
+    #[test]
+    fn nothing_is_taken_if_another_socket_had_news_when_it_was_read() {
+        let mut set = set();
+        set.publish(0..3);
+        set.other.frames.push_back((vec![], false));
+        // As if the news came just while the last message was read: before that, nothing shows it.
+        assert!(!set.receiver.look(Duration::ZERO));
+        set.receiver.ready.retain(|slot| *slot == 0);
+        set.receiver.at(1).ready = false;
+        set.live.then = Some(set.other.far.try_clone().unwrap());
+        let [report] = &set.wait(100)[..] else { panic!("one stream") };
+        assert!(report.asks && report.tally.is_none());
+        assert_eq!(report.handed.len(), 3);
+        assert_eq!(set.progress.count(), 0);
+    }
+
+    #[test]
+    fn nothing_is_taken_if_the_owner_called_when_it_was_read() {
+        let mut set = set();
+        set.publish(0..3);
+        set.live.then = Some(set.call.try_clone().unwrap());
+        let [report] = &set.wait(100)[..] else { panic!("one stream") };
+        assert_eq!((report.handed.len(), report.asks, set.progress.count()), (3, true, 0));
+    }
+}

@@ -206,3 +206,112 @@ mod tests {
         assert_eq!(refused("libc.so.6"), "libc.so.6 shows no zmq_version");
     }
 }
+
+/// A libzmq in which a test says what comes when.
+#[cfg(test)]
+pub(crate) mod fake {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    /// A socket.
+    pub(crate) struct Fake {
+        /// Frames to come, and whether more of their message follow.
+        pub(crate) frames: VecDeque<(Vec<u8>, bool)>,
+        /// What gets news once the last one was read.
+        pub(crate) then: Option<UnixStream>,
+        near: UnixStream,
+        /// Its other end: writing there is news.
+        pub(crate) far: UnixStream,
+    }
+
+    impl Fake {
+        pub(crate) fn new() -> Box<Self> {
+            let (near, far) = UnixStream::pair().unwrap();
+            Box::new(Self { frames: VecDeque::new(), then: None, near, far })
+        }
+
+        pub(crate) fn address(&mut self) -> NonNull<c_void> {
+            NonNull::from(self).cast()
+        }
+    }
+
+    /// The content of a message, and whether more follow; in a box whose address the message holds, or null.
+    type Content = (Vec<u8>, bool);
+
+    fn slot(message: *const RawMessage) -> *mut *mut Content {
+        message.cast_mut().cast()
+    }
+
+    extern "C" fn init(message: *mut RawMessage) -> c_int {
+        // SAFETY, here and below: the library gives messages and sockets that live, and were made here.
+        unsafe { slot(message).write(std::ptr::null_mut()) };
+        0
+    }
+
+    extern "C" fn close(message: *mut RawMessage) -> c_int {
+        // SAFETY: as above.
+        let content = unsafe { slot(message).replace(std::ptr::null_mut()) };
+        if !content.is_null() {
+            // SAFETY: as above; it is in no message any more.
+            drop(unsafe { Box::from_raw(content) });
+        }
+        0
+    }
+
+    extern "C" fn receive(message: *mut RawMessage, socket: *mut c_void, _: c_int) -> c_int {
+        // SAFETY: as above.
+        let socket = unsafe { &mut *socket.cast::<Fake>() };
+        let Some(frame) = socket.frames.pop_front() else {
+            return -1;
+        };
+        if socket.frames.is_empty()
+            && let Some(mut other) = socket.then.take()
+        {
+            other.write_all(b"x").unwrap();
+        }
+        close(message);
+        let size = frame.0.len() as c_int;
+        // SAFETY: as above.
+        unsafe { slot(message).write(Box::into_raw(Box::new(frame))) };
+        size
+    }
+
+    fn content<'a>(message: *const RawMessage) -> Option<&'a mut Content> {
+        // SAFETY: as above.
+        unsafe { (*slot(message)).as_mut() }
+    }
+
+    extern "C" fn data(message: *mut RawMessage) -> *mut c_void {
+        content(message).map_or(std::ptr::null_mut(), |content| content.0.as_mut_ptr().cast())
+    }
+
+    extern "C" fn size(message: *const RawMessage) -> usize {
+        content(message).map_or(0, |content| content.0.len())
+    }
+
+    extern "C" fn more(message: *const RawMessage) -> c_int {
+        c_int::from(content(message).is_some_and(|content| content.1))
+    }
+
+    extern "C" fn errno() -> c_int {
+        libc::EAGAIN
+    }
+
+    extern "C" fn getsockopt(socket: *mut c_void, name: c_int, value: *mut c_void, _: *mut usize) -> c_int {
+        // SAFETY: as above; both options are ints.
+        unsafe {
+            let socket = &mut *socket.cast::<Fake>();
+            let readable = !socket.frames.is_empty();
+            let answer = if name == ZMQ_FD { socket.near.as_raw_fd() } else { c_int::from(readable) };
+            value.cast::<c_int>().write(answer);
+        }
+        0
+    }
+
+    pub(crate) fn library() -> Library {
+        Library { errno, getsockopt, init, close, receive, data, size, more }
+    }
+}

@@ -297,6 +297,14 @@ def test_what_was_read_when_another_socket_has_news_is_left_to_python(pair: Pair
     assert pair.indexes[1].match([2, 2, 2, 2, 0], "m")["w"].credit == 0
 
 
+@pytest.mark.parametrize(
+    ("gap", "alone"), [(0.0, 1), (RESTART_TIME - 0.001, 1), (RESTART_TIME, 0), (RESTART_TIME + 0.001, 0), (-0.001, 0)]
+)
+def test_a_batch_that_may_be_of_another_process_is_left_to_the_stream(pair: Pair, gap: float, alone: int) -> None:
+    left = pair.way.read([message(1, STARTED + gap, 2)], sign=False, called=False)
+    assert 1 - len(left) == alone
+
+
 ODD: list[Message] = [
     [b"topic only"],
     [b"topic", bytes(8)],
