@@ -416,7 +416,7 @@ async def test_a_stream_that_stalls_is_cut_but_a_slow_one_is_not() -> None:
     async def script(engine: FakeEngine, talk: Talk) -> None:
         await talk.request()
         await talk.send(SSE_HEAD)
-        for _ in range(8):  # together longer than the idle limit
+        for _ in range(12):  # together twice as long as the idle limit
             await talk.send(chunk(b"data: x\n\n"))
             await asyncio.sleep(0.05)
         await talk.closed()
@@ -424,7 +424,7 @@ async def test_a_stream_that_stalls_is_cut_but_a_slow_one_is_not() -> None:
 
     async with house(script, idle_timeout=0.25) as home:
         answer = await (await home.client()).ask()
-        assert (answer.body, answer.whole) == (b"data: x\n\n" * 8, False)
+        assert (answer.body, answer.whole) == (b"data: x\n\n" * 12, False)
         await asyncio.wait_for(home.engine.left.wait(), SOON)
         assert ends(home) == [("engine-0", ["idle_timeout"])]
 

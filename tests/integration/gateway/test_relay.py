@@ -331,3 +331,36 @@ async def test_an_engine_with_an_ipv6_address() -> None:
         assert answer.one(b"target-pod-ip") == b"[::1]:%d" % engine.port
         assert engine.requests[0].get(b"host") == [b"[::1]:%d" % engine.port]
     await engine.stop()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("inject_usage", [False, True])
+async def test_every_piece_of_a_stream_comes_at_once_and_as_it_is(version: bytes, inject_usage: bool) -> None:
+    """Each is a chunk that the gateway could pass as it came; a client of HTTP/1.0, or one that did not ask for usage,
+    must get it otherwise."""
+    events = [b"data: {}\n\n", b'data: {"choices":[{}]}\n\n', b": " + 300 * b"x" + b"\n\n"]
+    events += [b'data: {"choices":[],"usage":%b}\n\n' % json.dumps(USAGE).encode(), b"data: [DONE]\n\n"]
+    passing = [event for event in events if not (inject_usage and b'"usage"' in event)]
+    had = asyncio.Semaphore(0)
+
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        await talk.request()
+        await talk.send(SSE_HEAD)
+        for event in events:
+            await talk.send(chunk(event))
+            if event in passing:
+                await had.acquire()
+        await talk.send(b"0\r\n\r\n")
+
+    async with house(script, inject_usage=inject_usage) as home:
+        client = await home.client()
+        await client.send(post(b'{"model": "m", "stream": true}', version=version))
+        status, _, fields = await client.head()
+        assert (status, (b"transfer-encoding", b"chunked") in fields) == (200, version == b"1.1")
+        for event in passing:
+            framed = chunk(event) if version == b"1.1" else event
+            assert await asyncio.wait_for(client.reader.readexactly(len(framed)), 5) == framed
+            had.release()
+        assert await (client.chunk() if version == b"1.1" else client.ended()) == b""
+        await eventually(lambda: len(home.answers) == 1)
+        assert home.answers[0][2] == USAGE
