@@ -65,6 +65,9 @@ class Answer:
     def on_body(self, piece: bytes) -> None:
         self.pieces.append(piece)
 
+    def on_chunks(self, chunks: bytes, body: bytes) -> None:
+        self.pieces.append(body)
+
     def on_pause(self) -> None:
         self.events.append("pause")
 
