@@ -12,7 +12,7 @@
 //!
 //! Why it is compact and fast: a group of twelve slot numbers, a byte of each one's hash and the counts fill one cache
 //! line, so that a search touches one line and then the item that it wants. Groups need not be a power of two in
-//! number, so shards grow by less than a third, each at a time of its own, and twelve slots of thirteen are in use just
+//! number, so shards grow by less than a fifth, each at a time of its own, and twelve slots of thirteen are in use just
 //! before.
 //! Where items come and go for ever, ever more of them stand where they found room, far from home: so a shard is laid
 //! out anew when as many as a third of its items came late.
@@ -26,7 +26,7 @@ const SPLIT: usize = 16_384;
 const SMALL: usize = 1_024;
 
 /// How much a larger one grows, in 256ths.
-const GROWTH: usize = 330;
+const GROWTH: usize = 304;
 
 /// Bits of a hash that choose the shard are its top ones. Below them are 32 for the group, and 8 that tell items apart.
 const SHARD_BITS: u32 = 24;
@@ -169,9 +169,9 @@ impl Tag {
     }
 }
 
-/// Groups that are asked for at once: 8 KiB. All pages but small tables' are alike, so that what one shard gives back is
+/// Groups that are asked for at once: 4 KiB. All pages but small tables' are alike, so that what one shard gives back is
 /// what the next one takes, and the heap stays in one piece.
-const PAGE: usize = 128;
+const PAGE: usize = 64;
 
 /// The groups of a shard, in pages.
 #[derive(Debug)]
@@ -250,7 +250,8 @@ impl<T: Copy, const N: usize> Shard<T, N> {
         if len == 0 {
             return 0;
         }
-        (len * times / 256 * 13 / 12 + 1).div_ceil(N)
+        let groups = (len * times / 256 * 13 / 12 + 1).div_ceil(N);
+        if groups <= PAGE { groups } else { groups.next_multiple_of(PAGE) }
     }
 
     fn len(&self) -> usize {
@@ -340,8 +341,11 @@ impl<T: Copy, const N: usize> Shard<T, N> {
             return;
         };
         let mut new = Self::of_groups(groups, self.depth, *any);
-        for (hash, item) in self.hashes(rehash) {
-            new.put(hash, item);
+        for group in self.groups.iter() {
+            // hashes come from all over the memory: those of a group first, so that their loads overlap
+            let mut hashes = [0; MOST];
+            hashes.iter_mut().zip(group.items()).for_each(|(hash, item)| *hash = rehash(item));
+            hashes.iter().zip(group.items()).for_each(|(hash, item)| new.put(*hash, *item));
         }
         *self = Self { late: 0, ..new };
     }
