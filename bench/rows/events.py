@@ -113,8 +113,17 @@ def _row(per_batch: int, blocks: int, quick: int, ratio: float | None, rate: flo
             Target("CPU per message", "cpu_per_message", "µs", factor=1e6, aside=True),
         ),
         open=open_,
+        notes={"cpu_per_block": WHY_NOT},
     )
 
+
+WHY_NOT = (
+    "About two thirds are the index's work, which the row on payloads in process shows; the rest is ZMQ's own, its I/O "
+    "thread and the frames that it allocates. Tried: the receive loop in the core, on the sockets of pyzmq's libzmq "
+    "(it costs a few hundredths of what is measured), all that came read before anything is applied, a pause "
+    "of a millisecond between rounds so that messages come by the dozen, allocator settings. ZMQ_IN_BATCH_SIZE is "
+    "refused by the wheel's libzmq. What would help is a faster fill of the index."
+)
 
 ROWS = (
     _row(16, 480_000, 48_000, 3.0),

@@ -412,6 +412,13 @@ ROWS: Final = (
             Target("JSON: time to the answer, p99", "p99", "ms", factor=1e3, peers=(VLLM_ROUTER,)),
         ),
         open_json,
+        notes={
+            "requests": "One process serves with one thread, and fills one core; the peer's threads take more "
+            "than that of the two, which clients and engines share. For the CPU that it takes kvsync is ahead of "
+            "it. Tried: load kept in columns, ids lifted out of bodies without Python objects, lookups that make "
+            "objects of those workers only that hold something, metrics of our own, structs for records, no task "
+            "for text that nobody tokenizes. What would help: a second process on the same port."
+        },
     ),
     Row(
         "gateway-text",
@@ -457,6 +464,7 @@ ROWS: Final = (
             )
         ),
         open_streams,
+        notes={f"p99 {count}": "Beside the best peer, from run to run on either side of it." for count in STREAMS},
         repeats=3,
     ),
     Row(
