@@ -11,12 +11,12 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use hashbrown::{HashMap, HashSet};
-use parking_lot::{RwLock, RwLockWriteGuard};
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::event::{Adapter, ExtraKey};
 use crate::key::{BlockKey, KeyChain};
-use crate::shared::{Shared, Slot};
+use crate::shared::Shared;
 use crate::store::{Census, Cut};
 use crate::trail::Trail;
 use crate::worker::{Answer, Asked, Description, Facts, Match, Observation, Worker};
@@ -24,7 +24,7 @@ use crate::worker::{Answer, Asked, Description, Facts, Match, Observation, Worke
 /// Registrations so far, of every index: what one index says of a moment is never taken for another's.
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Entries that are swept or cut in one go.
+/// Entries that are swept in one go.
 const STEPS: usize = 16_384;
 /// Entries that are swept after each batch, beside what the batch brought.
 const STEPS_PER_BATCH: usize = 512;
@@ -38,7 +38,7 @@ const BATCH_COUNTS_FOR: u64 = 64;
 pub struct Bounds {
     /// Blocks, at least 1.
     pub blocks: Option<u64>,
-    /// Bytes of memory.
+    /// Bytes of memory for blocks; what waits for its parent and what answers showed have bounds of their own.
     pub bytes: Option<u64>,
 }
 
@@ -175,6 +175,7 @@ pub struct Index {
     blocks: AtomicU64,
     /// Blocks that came since bytes were counted.
     uncounted: AtomicU64,
+    making_room: Mutex<()>,
 }
 
 impl Index {
@@ -278,7 +279,10 @@ impl Index {
     /// A batch brought so many blocks more.
     fn keep_bounds(&self, more: u64) {
         let blocks = || self.blocks.load(Ordering::Relaxed);
-        if let Some(most) = self.bounds.blocks {
+        if let Some(most) = self.bounds.blocks
+            && blocks() > most
+        {
+            let _one_at_a_time = self.making_room.lock();
             while blocks() > most {
                 self.make_room(most - most / 8);
             }
@@ -287,7 +291,8 @@ impl Index {
             let more = more + BATCH_COUNTS_FOR;
             if self.uncounted.fetch_add(more, Ordering::Relaxed) + more > COUNT_AFTER {
                 self.uncounted.store(0, Ordering::Relaxed);
-                while blocks() > 0 && self.bytes() > most {
+                let _one_at_a_time = self.making_room.lock();
+                while blocks() > 0 && self.bytes_of(Worker::block_bytes) > most {
                     self.make_room(blocks() - blocks().div_ceil(8));
                 }
             }
@@ -297,9 +302,13 @@ impl Index {
     /// Bytes of memory that all of it takes, about.
     #[must_use]
     pub fn bytes(&self) -> u64 {
+        self.bytes_of(Worker::bytes)
+    }
+
+    fn bytes_of(&self, of_worker: fn(&Worker) -> usize) -> u64 {
         let bytes = |model: Arc<Model>| {
             let body = model.body.read();
-            body.shared.bytes() + body.workers.values().map(Worker::bytes).sum::<usize>()
+            body.shared.bytes() + body.workers.values().map(of_worker).sum::<usize>()
         };
         self.models().into_iter().map(bytes).sum::<usize>() as u64
     }
@@ -319,30 +328,24 @@ impl Index {
         }
     }
 
-    /// Drop the blocks of these classes, in bounded steps.
+    /// Drop the blocks of these classes. All under one lock: a lookup in between would change which ones those are.
     fn cut(&self, model: &Model, cut: &Cut) {
-        let mut losers = HashSet::new();
-        let mut step = |drop: &mut dyn FnMut(&mut Worker, &mut Shared) -> u64, body: &mut Body| {
-            for (registration, worker) in &mut body.workers {
-                let dropped = drop(worker, &mut body.shared);
-                if dropped > 0 {
-                    self.blocks.fetch_sub(dropped, Ordering::Relaxed);
-                    worker.note_cut(dropped, losers.insert(*registration));
-                }
-            }
-        };
         let mut guard = model.body.write();
-        step(&mut |worker, shared| worker.cut(shared, cut), &mut guard);
-        guard.workers.values_mut().for_each(|worker| model.recount(worker));
-        RwLockWriteGuard::unlock_fair(guard);
-        let mut next = Some(Slot::FIRST);
-        while let Some(from) = next {
-            let mut guard = model.body.write();
-            let (dropped, rest) = guard.shared.cut(cut, from, STEPS);
-            step(&mut |worker, _| worker.cut_shared(&dropped), &mut guard);
-            RwLockWriteGuard::unlock_fair(guard);
-            next = rest;
+        let Body { workers, shared } = &mut *guard;
+        let mut dropped: HashMap<u64, u64> = HashMap::new();
+        for (registration, worker) in workers.iter_mut() {
+            dropped.insert(*registration, worker.cut(shared, cut));
         }
+        let tally = shared.cut(cut);
+        for (registration, worker) in workers.iter_mut() {
+            let dropped = dropped[registration] + worker.cut_shared(&tally);
+            if dropped > 0 {
+                self.blocks.fetch_sub(dropped, Ordering::Relaxed);
+                worker.note_cut(dropped);
+            }
+            model.recount(worker);
+        }
+        RwLockWriteGuard::unlock_fair(guard);
     }
 
     /// What a lookup of so many tokens takes at most, in nanoseconds, on a slow machine: more than it mostly does.

@@ -221,9 +221,9 @@ class Reader:
         try:
             while not self._closing:
                 self._turn()
-        except Exception:
-            # A fault of this program or of the sink. Going on could credit what is gone; everything is dropped instead,
-            # and the owner starts another reader.
+        except BaseException:
+            # A fault of this program or of the sink (one of the native core's is no Exception). Going on could credit
+            # what is gone; everything is dropped instead, and the owner starts another reader.
             log.exception("the event reader failed")
             self.failed = True
         finally:

@@ -303,16 +303,11 @@ impl Shared {
         }
     }
 
-    /// Drop the plain blocks of these classes among the next `steps` entries from `from` on, which are not read from then
-    /// on. Returns whose they were, and where to go on.
-    pub(crate) fn cut(&mut self, cut: &Cut, from: Slot, steps: usize) -> (Tally, Option<Slot>) {
+    /// Drop the plain blocks of these classes; from then on no entry is read. Returns whose they were.
+    pub(crate) fn cut(&mut self, cut: &Cut) -> Tally {
         let mut dropped = Tally::default();
-        let mut next = Some(from);
-        for _ in 0..steps {
-            next = next.and_then(|slot| self.slab.first(slot));
-            let Some(slot) = next else {
-                break;
-            };
+        let mut next = self.slab.first(Slot::FIRST);
+        while let Some(slot) = next {
             let entry = self.slab.at_mut(slot);
             let read = entry.forget_read();
             let (depth, holders) = (entry.depth(), entry.holders);
@@ -326,9 +321,9 @@ impl Shared {
                     self.remove(slot);
                 }
             }
-            next = Some(slot.next());
+            next = self.slab.first(slot.next());
         }
-        (dropped, next)
+        dropped
     }
 }
 

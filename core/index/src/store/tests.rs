@@ -221,8 +221,7 @@ proptest! {
                     for store in &mut stores {
                         store.cut(&mut shared, &cut);
                     }
-                    let (dropped, rest) = shared.cut(&cut, shared::Slot::FIRST, usize::MAX);
-                    prop_assert_eq!(rest, None);
+                    let dropped = shared.cut(&cut);
                     for store in &mut stores {
                         store.settle(&dropped);
                     }

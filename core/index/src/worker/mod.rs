@@ -319,6 +319,11 @@ impl Worker {
         size_of::<Self>() + self.store.bytes() + self.parked.bytes() + self.runs.bytes() + self.removals.bytes()
     }
 
+    /// Of that, what making room can give back.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.store.bytes()
+    }
+
     pub(crate) fn census(&self, shared: &Shared, census: &mut Census) {
         self.store.census(shared, census);
     }
@@ -335,13 +340,11 @@ impl Worker {
         self.store.settle(dropped)
     }
 
-    /// So many blocks were dropped, for the first time in this cut? The engine still has them: what is left is `partial`.
-    pub(crate) fn note_cut(&mut self, dropped: u64, first: bool) {
+    /// So many blocks were dropped. The engine still has them: what is left is `partial`.
+    pub(crate) fn note_cut(&mut self, dropped: u64) {
         self.lost = true;
+        self.removals.lose();
         self.counts.add_many(Counted::Capped, dropped);
-        if first {
-            self.removals.lose();
-        }
     }
 
     /// The worker's state.
