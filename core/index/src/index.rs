@@ -1,7 +1,8 @@
 //! The global index: workers by name and by model, those of one model behind one lock with the blocks that they share.
 //!
 //! * One writer may apply while any number of threads match. A model is locked for one batch at a time, so a match sees
-//!   each worker's batch wholly or not at all, and never waits for more than the one batch that is being applied.
+//!   each worker's batch wholly or not at all, and waits for no more than the one batch that is being applied; only where
+//!   a bound is reached, for room to be made as well.
 //! * The registry's lock is held for no longer than it takes to find a worker or to share a list of them.
 //! * What is asked of a worker that is not registered is ignored, and so is what was on its way to one that is removed.
 //! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
