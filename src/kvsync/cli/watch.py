@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvsync.events.contracts import Located
 
 SHOWN_HASHES = 4
-WORKER = "watched"
+WORKER = "engine"
 
 
 def _endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -138,19 +138,19 @@ class _Screen:
         pass
 
     def forget(self, worker: str) -> None:
-        _notice("earlier batches are out of reach: what the engine holds is known in part only")
+        """Nothing to show, here and below: the follower's log says it, which is shown too."""
 
     def suspend(self, worker: str) -> None:
-        """Nothing to show: what comes is printed as it comes."""
+        pass
 
     def resume(self, worker: str) -> None:
-        """As :meth:`suspend`."""
+        pass
 
     def new_epoch(self, worker: str) -> None:
-        _notice("a new epoch: the engine counts from 0")
+        pass
 
     def relearn(self, worker: str) -> None:
-        _notice("the same epoch once more, from its number 0 on")
+        pass
 
     def _stop(self) -> None:
         self._closed.set()
@@ -186,6 +186,8 @@ async def _watch(events: str, replay: str | None, start: int, as_json: bool, cou
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end.set)
     _log_to_stderr()
+    if replay is None:
+        _notice("only what comes from now on; --replay tcp://HOST:PORT shows first what the engine still has")
     settings = EventsSettings()
     screen = _Screen(as_json, count, end)
     locator = _Fixed(events, replay, settings.connect_timeout)

@@ -40,6 +40,7 @@ DRAIN_BYTES: Final = 32 << 20
 """What one turn reads at most, beyond the message that reaches it."""
 SAID_AGAIN: Final = 1.0
 """Seconds in which one thing is said once of one worker: an engine that counts to and fro must not fill the disk."""
+_PARTIAL: Final = "trust is partial until the engine clears its cache, restarts, or is followed from number 0 on"
 OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
 
@@ -309,7 +310,11 @@ class Reader:
         sockets = WorkerSockets(self._context, target.events, target.replay, self._settings, self._curve)
         followed = Followed(target, stream, sockets, now, before=before, curve=self._curve is not None)
         self._followed[worker] = followed
-        log.info("%s: following %s, replay %s", worker, target.events, target.replay or "not available")
+        if target.replay is not None:
+            log.info("%s: following %s, replay %s", worker, target.events, target.replay)
+        else:
+            late = f"what it may have published before is out of reach; {_PARTIAL}"
+            log.info("%s: following %s, without replay: %s", worker, target.events, late)
         self._open_live(followed, now)
 
     def _release(self, worker: str) -> None:
@@ -480,7 +485,8 @@ class Reader:
                     self._feed.hand_over()
                     followed.numbered_anew()
                     self._sink.relearn(worker)
-                    self._throttle.log(logging.INFO, f"{worker} relearn", "%s: its epoch is replayed from 0", worker)
+                    what = "followed from number 0 on: nothing is missing"
+                    self._throttle.log(logging.INFO, f"{worker} relearn", "%s: %s", worker, what)
         if outdated:
             self._feed.hand_over()
             self._sink.forget(worker)
@@ -524,12 +530,10 @@ class Reader:
 
     def _log_forgotten(self, followed: Followed) -> None:
         worker = followed.target.worker
-        if followed.target.replay is None and followed.applied is None:  # nothing was known, and none can be asked for
-            level, what = logging.INFO, "what it published before is out of reach"
-        else:
-            level, what = logging.WARNING, "events are lost and its blocks forgotten"
-        until = "trust is partial until the engine clears its cache, restarts, or is replayed from number 0"
-        self._throttle.log(level, f"{worker} forget {level}", "%s: %s; %s", worker, what, until)
+        if followed.target.replay is None and followed.applied is None:
+            return  # nothing was known, and none can be asked for: said when it was opened
+        what = "events are lost and its blocks forgotten"
+        self._throttle.log(logging.WARNING, f"{worker} forget", "%s: %s; %s", worker, what, _PARTIAL)
 
     def _log_state(self, followed: Followed) -> None:
         state = followed.stream.state

@@ -92,7 +92,7 @@ async def test_a_number_that_was_never_published_is_stepped_over_and_its_batch_l
     assert fleet.status().counts.lost == 1
 
 
-UNTIL = "trust is partial until the engine clears its cache, restarts, or is replayed from number 0"
+UNTIL = "trust is partial until the engine clears its cache, restarts, or is followed from number 0 on"
 
 
 async def test_a_truncated_buffer_makes_a_worker_partial(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
@@ -127,10 +127,12 @@ async def test_an_engine_without_replay(fleet: Fleet, caplog: pytest.LogCaptureF
     await fleet.live()
     assert fleet.sink.trust["a"] == "partial"
     told = [(r.levelno, r.getMessage()) for r in caplog.records if UNTIL in r.getMessage()]
-    assert told == [(logging.INFO, f"a: what it published before is out of reach; {UNTIL}")]
+    late = f"without replay: what it may have published before is out of reach; {UNTIL}"
+    assert told == [(logging.INFO, f"a: following {publisher.events}, {late}")]
     publisher.publish(1)
     await fleet.holds([1])
     assert fleet.sink.trust["a"] == "exact"
+    assert caplog.records[-1].getMessage() == "a: followed from number 0 on: nothing is missing"
     publisher.publish(2, lost=True)
     publisher.publish(3)
     await fleet.holds([3])

@@ -75,6 +75,28 @@ def test_live_until_interrupted() -> None:
         publisher.close()
 
 
+@pytest.mark.parametrize("first", [0, 7])
+def test_without_replay_it_says_once_that_what_was_before_is_not_shown(first: int) -> None:
+    publisher = Publisher(replay_port=None, already=range(first))
+    try:
+        watching = subprocess.Popen(
+            [*COMMAND, publisher.events, "-c", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert publisher.subscribed.wait(20)
+        publisher.publish(100)
+        publisher.publish(101)
+        out, err = watching.communicate(timeout=20)
+    finally:
+        publisher.close()
+    assert [int(line.split()[0]) for line in out.splitlines()] == [first, first + 1]
+    said = err.splitlines()
+    assert said[0] == "-- only what comes from now on; --replay tcp://HOST:PORT shows first what the engine still has"
+    assert said[1].startswith(f"-- engine: following {publisher.events}, without replay: what it may have published")
+    assert sum("out of reach" in line for line in said) == 1
+    assert ("-- engine: followed from number 0 on: nothing is missing" in said) == (first == 0)
+    assert "lost 0" in said[-1]
+
+
 def test_the_summary_tells_of_what_was_shown(publisher: Publisher) -> None:
     for n in range(3):
         publisher.publish(100 + n)
@@ -154,6 +176,7 @@ def test_arguments_that_make_no_sense(arguments: list[str], says: str) -> None:
 def test_a_host_without_an_address_is_told() -> None:
     watching = subprocess.Popen([*COMMAND, "tcp://no.such.host.invalid:1"], stderr=subprocess.PIPE, text=True)
     assert watching.stderr is not None
+    watching.stderr.readline()  # that without a replay endpoint only what comes is shown
     assert "no.such.host.invalid" in watching.stderr.readline()
     watching.send_signal(signal.SIGTERM)
     _, err = watching.communicate(timeout=20)
