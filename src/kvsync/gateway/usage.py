@@ -7,18 +7,17 @@ figure in every dialect: the JSON body, the last chunks of an SSE stream, ``mess
 
 from __future__ import annotations
 
+import json
 import re
-
-import msgspec
 
 TAIL = 64 << 10
 _SLACK = TAIL // 4
 """Bytes beyond it before the buffer is cut, so that it is not cut for every piece."""
 _KEY = b'"usage"'
-_OBJECT = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
+_VALUE = re.compile(rb"\s*:\s*\{").match
 _END = 256
 _done = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\][\r\n]*\Z").search
-_decode = msgspec.json.Decoder(dict[str, object]).decode
+_read = json.JSONDecoder().raw_decode  # msgspec reads whole texts only
 
 
 class UsageTail:
@@ -40,19 +39,28 @@ class UsageTail:
         return _done(self._tail[-_END:]) is not None
 
     def find(self) -> dict[str, object] | None:
-        """The last usage object, or ``None``."""
+        """The last usage object, or ``None`` also where it can't be read: an earlier one is an earlier figure.
+
+        Raises nothing, whatever the bytes are, and takes time in proportion to them: at most one object is read.
+        """
         tail = self._tail
         floor = max(0, len(tail) - TAIL)
         at = tail.rfind(_KEY, floor)
         while at >= 0:
-            found = _OBJECT.match(tail, at + len(_KEY))
-            if found is not None:
-                try:
-                    return _decode(found[1])
-                except msgspec.DecodeError:
-                    return None
+            value = _VALUE(tail, at + len(_KEY))
+            if value is not None:
+                return _object(tail[value.end() - 1 :])
             at = tail.rfind(_KEY, floor, at)  # "usage": null in the chunks that carry none
         return None
+
+
+def _object(text: bytearray) -> dict[str, object] | None:
+    """The object that begins there. Its end is only known by reading it."""
+    try:
+        found: dict[str, object] = _read(text.decode("utf-8", "replace"))[0]
+    except (ValueError, RecursionError):  # no JSON, or nested as deep as no usage is
+        return None
+    return found
 
 
 __all__ = ["TAIL", "UsageTail"]

@@ -35,6 +35,11 @@ def find(*pieces: bytes) -> dict[str, object] | None:
         (b'{"usage":{"a":', None),
         (b'{"usage":{"a":nonsense}}', None),
         (b'{"usage":[1]}', None),
+        (b'{"usage":{"a":{"b":{"c":1}}}}', {"a": {"b": {"c": 1}}}),
+        (b'{"usage":{"a":"}{"}}', {"a": "}{"}),
+        (b'{"usage":{"a":1}}{"usage":{"a":{"b":{"c":2}}}}', {"a": {"b": {"c": 2}}}),
+        (b'{"usage":{"a":1}}{"usage":{"a":', None),
+        (b'{"usage":{"a":1}}{"usage":{"a":nonsense}}', None),
         (b'data: {"type":"response.completed","response":{"usage":{"input_tokens":3}}}\n\n', {"input_tokens": 3}),
         (b"\xff\xfe" + json.dumps({"usage": USAGE}).encode(), USAGE),
     ],
@@ -42,6 +47,25 @@ def find(*pieces: bytes) -> dict[str, object] | None:
 def test_bodies(body: bytes, usage: dict[str, object] | None) -> None:
     assert find(body) == usage
     assert find(*(body[at : at + 1] for at in range(len(body)))) == usage
+
+
+@pytest.mark.parametrize("value", [b"[" * 30_000 + b"]" * 30_000, b"9" * 30_000, b'"' + b"\\" * 30_001], ids=len)
+def test_what_no_parser_takes_is_no_usage(value: bytes) -> None:
+    assert find(b'{"usage":{"prompt_tokens":' + value + b"}}") is None
+
+
+@pytest.mark.parametrize("key", [b'"usage":{', b'"usage":{{}', b'"usage":{"a":"', b'"usage"', b'"usage":null,'])
+def test_of_many_keys_one_is_read_at_most(key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer full of them costs one look at its end, not one at each."""
+    read: list[int] = []
+
+    def counting(text: str) -> tuple[object, int]:
+        read.append(len(text))
+        return json.JSONDecoder().raw_decode(text)
+
+    monkeypatch.setattr("kvsync.gateway.usage._read", counting)
+    assert find(key * (TAIL // len(key))) is None
+    assert sum(read) < 2 * len(key)
 
 
 @settings(deadline=None, max_examples=50)
