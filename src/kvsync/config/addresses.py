@@ -7,7 +7,7 @@ since each of them is a sign that something else was meant.
 from __future__ import annotations
 
 import re
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +23,11 @@ class Address(NamedTuple):
     """Lower case, without brackets."""
     port: int
     path: str = ""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the host is an IP address, which no name server needs to be asked for."""
+        return _ip(self.host) is not None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -105,6 +110,13 @@ def _parse(text: str, schemes: tuple[str, ...], path_allowed: bool) -> Address:
     return Address(parts.scheme, _host(host, text), port, path)
 
 
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
 def _host(host: str, text: str) -> str:
     """The host, known to be one that can be dialled."""
     if host == "*":
@@ -112,11 +124,10 @@ def _host(host: str, text: str) -> str:
             f"{text!r} is what an engine listens on, not where it can be reached",
             "give the engine's own host name or address",
         )
-    try:
-        address = ip_address(host)
-    except ValueError:
+    address = _ip(host)
+    if address is None:
         if not _HOST.fullmatch(host) or re.fullmatch(r"[0-9.]+", host):
-            raise BadAddress(f"{host!r} is neither a host name nor an IP address", "correct the host") from None
+            raise BadAddress(f"{host!r} is neither a host name nor an IP address", "correct the host")
         return host.lower()
     if address.is_unspecified:
         raise BadAddress(

@@ -123,12 +123,14 @@ async def numeric(address: Address, patience: float) -> Address:
     Raises:
         NotLocated: the host has no address.
     """
+    if address.numeric:  # not looked up: that waits for a thread, and all of them may hang at a name server
+        return address
     look_up = asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     try:
         async with asyncio.timeout(patience):
             found = await look_up
     except (OSError, TimeoutError, UnicodeError) as error:
-        raise NotLocated(f"host {address.host!r} of the event stream has no address: {error or 'timeout'}") from None
+        raise NotLocated(f"host {address.host!r} of the event stream has no address: {str(error) or 'timeout'}") from None
     # Engines listen on IPv4 unless told otherwise, and "localhost" has both.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return address._replace(host=str(found[0][4][0]).partition("%")[0])

@@ -123,6 +123,25 @@ async def test_an_engine_that_hangs_costs_the_timeout() -> None:
     assert not located.complete
 
 
+async def test_an_address_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that hangs, and every thread with it, is no matter to engines that are known by address."""
+    looked_up: list[str] = []
+
+    async def hang(host: str, port: int, **_: Any) -> None:
+        looked_up.append(host)
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", hang)
+    for address in ("203.0.113.9", "[2001:db8::9]"):
+        it = engine("http://127.0.0.1:9", events=f"tcp://{address}:1", replay=f"tcp://{address}:2", usable_blocks=5)
+        target = (await locate(it)).targets[0]
+        assert (target.events, target.replay) == (f"tcp://{address}:1", f"tcp://{address}:2")
+    assert looked_up == []
+    with pytest.raises(NotLocated, match="has no address: timeout"):
+        await locate(engine("http://127.0.0.1:9", events="tcp://engine:1", replay="tcp://engine:2", usable_blocks=5), 0)
+    assert looked_up == ["engine"]
+
+
 @pytest.mark.parametrize("status", [500, 503])
 async def test_an_engine_in_trouble_is_asked_again(status: int) -> None:
     async with serving() as http:
