@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.subjects import feeding, serve, timed, trim
-from bench.work import BLOCK, Chain, tokens
+from bench.subjects.credit import MODEL, held
+from bench.work import Chain, tokens
 from kvsync.config.model import IndexSettings
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.index.match import Index
 from kvsync.index.reference import ReferenceIndex
 
-MODEL = "m"
 DRAIN = 64
 """Batches that are handed over together, as a reader does that has many at hand."""
 
@@ -63,13 +63,7 @@ class Applier:
         return count
 
     def held(self, chains: Sequence[Chain]) -> list[dict[str, int]]:
-        found = []
-        for seed, blocks in chains:
-            prompt = tokens(seed, blocks)
-            prompt.append(0)  # a block is never credited with the prompt's last token in it
-            matches = self._index.match(prompt, MODEL)
-            found.append({worker: match.credit // BLOCK for worker, match in matches.items() if match.credit})
-        return found
+        return held(self._index, chains)
 
     def match(self, chains: Sequence[Chain], times: int) -> dict[str, list[float]]:
         prompts = [tokens(*chain) for chain in chains]

@@ -20,7 +20,8 @@ from typing import Any
 import uvloop
 
 from bench.subjects import answer
-from bench.work import BLOCK, tokens
+from bench.subjects.credit import MODEL, held
+from bench.work import BLOCK, Chain, tokens
 from kvsync.cli.process import settle_collector
 from kvsync.config import EventsSettings
 from kvsync.config.model import IndexSettings
@@ -31,7 +32,6 @@ from kvsync.events.stream import State
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.telemetry.metrics import Metrics
 
-MODEL = "m"
 LOOKUPS = 500
 """Per second, while events come."""
 TICK = 0.005
@@ -80,14 +80,8 @@ class Follower:
     def live(self) -> bool:
         return all(status.state is State.LIVE for status in self._manager.workers())
 
-    def held(self, chains: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
-        found = []
-        for seed, blocks in chains:
-            prompt = tokens(seed, blocks)
-            prompt.append(0)  # a block is never credited with the prompt's last token in it
-            matches = self.index.match(prompt, MODEL)
-            found.append({worker: match.credit // BLOCK for worker, match in matches.items() if match.credit})
-        return found
+    def held(self, chains: Sequence[Chain]) -> list[dict[str, int]]:
+        return held(self.index, chains)
 
     def state(self) -> dict[str, Any]:
         workers: Any = self.index.stats()["workers"]
@@ -102,7 +96,7 @@ class Follower:
         }
 
     def watch(
-        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[tuple[int, int]], until: float
+        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[Chain], until: float
     ) -> dict[str, list[float]]:
         """
         Args:
@@ -117,7 +111,7 @@ class Follower:
         return found
 
     async def _watch(
-        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[tuple[int, int]], until: float
+        self, probes: Sequence[tuple[float, str, int, int]], looked_up: Sequence[Chain], until: float
     ) -> dict[str, list[float]]:
         seen = [float("inf")] * len(probes)
         match: list[float] = []
