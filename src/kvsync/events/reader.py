@@ -51,6 +51,8 @@ class _Wanted:
     def __init__(self) -> None:
         self.known = False
         """The sink has had it."""
+        self.followed: Followed | None = None
+        """Its stream, or the last it had."""
 
 
 class Reader:
@@ -188,8 +190,12 @@ class Reader:
             followed.served_at = self._clock()
 
     def status(self, worker: str) -> WorkerStatus | None:
-        followed = self._followed.get(worker)
-        return None if followed is None else followed.status()
+        """``None``: it is not followed, or not yet: how the stream of a worker of that name was doing that ended, which
+        this thread may not have left yet, is nothing to go by."""
+        followed, wanted = self._followed.get(worker), self._wanted.get(worker)
+        if followed is None or wanted is None or wanted.followed is not followed:
+            return None
+        return followed.status()
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
         done: Future[None] = Future()
@@ -309,7 +315,7 @@ class Reader:
         )
         sockets = WorkerSockets(self._context, target.events, target.replay, self._settings, self._curve)
         followed = Followed(target, stream, sockets, now, before=before, curve=self._curve is not None)
-        self._followed[worker] = followed
+        self._followed[worker] = wanted.followed = followed
         if target.replay is not None:
             log.info("%s: following %s, replay %s", worker, target.events, target.replay)
         else:
