@@ -130,7 +130,8 @@ async def numeric(address: Address, patience: float) -> Address:
         async with asyncio.timeout(patience):
             found = await look_up
     except (OSError, TimeoutError, UnicodeError) as error:
-        raise NotLocated(f"host {address.host!r} of the event stream has no address: {str(error) or 'timeout'}") from None
+        why = str(error) or "timeout"
+        raise NotLocated(f"host {address.host!r} of the event stream has no address: {why}") from None
     # Engines listen on IPv4 unless told otherwise, and "localhost" has both.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return address._replace(host=str(found[0][4][0]).partition("%")[0])
