@@ -23,12 +23,13 @@ from kvsync.discovery.static import StaticSource
 from kvsync.events.manager import EventManager
 from kvsync.events.sync import KVSync
 from kvsync.gateway.admin import Admin, AdminPorts
-from kvsync.gateway.auth import Tenants
-from kvsync.gateway.ports import JsonObject
 from kvsync.gateway.server import Gateway
 from kvsync.gateway.tls import port_tls
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.report import Report
+from kvsync.requests.auth import Tenants
+from kvsync.requests.ports import JsonObject
+from kvsync.requests.rooms import Rooms
 from kvsync.routing.audit import Audit
 from kvsync.routing.decision import Decision
 from kvsync.routing.fleet import Fleet
@@ -118,7 +119,7 @@ class App:
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         self.audit = Audit(self.index, self.kv_sync.resync, settings.routing.observed_lifetime, self.metrics)
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
-        self.gateway = Gateway(
+        self._rooms = Rooms.furnish(
             settings.gateway,
             fleet=self.fleet,
             tokenizing=tokenizing,
@@ -128,8 +129,8 @@ class App:
             inject_usage=settings.audit.inject_usage,
             engines=self._access,
             tenants=self._tenants,
-            tls=data_tls,
         )
+        self.gateway = Gateway(self._rooms, data_tls)
         self.report = Report(
             fleet=self.fleet,
             index=self.index,
@@ -199,6 +200,7 @@ class App:
     async def stop(self) -> None:
         """Take no more requests, let open answers end within ``gateway.drain_timeout``, then stop everything."""
         await self.gateway.stop()
+        self._rooms.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

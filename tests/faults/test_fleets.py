@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvsync.discovery.model import Change
-from kvsync.gateway.ports import Ticket
+from kvsync.requests.ports import Ticket
 from tests import wire
 from tests.unit.routing.world import World, engine
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsync.config import LocalTokenizerSettings, ModelSettings, RemoteTokenizerSettings, TokenizerSettings
-from kvsync.gateway.body import read_body
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.usage import UsageTail
+from kvsync.requests.body import read_body
+from kvsync.requests.errors import Problem
+from kvsync.requests.usage import UsageTail
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest
 from tests.fuzz.values import ANYTHING, ODD_TEXTS, SCALARS, mostly, objects

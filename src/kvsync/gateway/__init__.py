@@ -1,9 +1,8 @@
 """HTTP in, HTTP out: the data port, and the admin port beside it.
 
 A request's way: :mod:`.server` accepts, :mod:`.http1` holds the client's connection, :mod:`.reader` makes requests of
-its bytes, :mod:`.paths` says what is served, :mod:`.auth` to whom, :mod:`.proxy` who answers. :mod:`.exchange` takes
-one request through :mod:`.body`, tokenizing and choosing to an engine; :mod:`.salts` and :mod:`.inject` change what
-they must of its text, by :mod:`.edit`. :mod:`.upstream` holds the engines' connections, :mod:`.relay` passes the
-answer, :mod:`.headers` says which fields pass, :mod:`.usage` finds the usage, :mod:`.errors` has the gateway's own
-words. :mod:`.ports` is what it needs from other rooms; :mod:`.admin` shows what it knows, as :mod:`.openapi` says.
+its bytes, :mod:`.proxy` says who answers. :mod:`.exchange` takes one request to the engine that
+:mod:`kvsync.requests.course` chooses for it; what a request means is all in that room. :mod:`.upstream` holds the
+engines' connections, :mod:`.relay` passes the answer. :mod:`.admin` shows what the gateway knows, as :mod:`.openapi`
+says.
 """

@@ -26,12 +26,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvsync.config import AdminSettings
-from kvsync.gateway import errors
-from kvsync.gateway.body import decode
-from kvsync.gateway.errors import Problem
 from kvsync.gateway.openapi import document
-from kvsync.gateway.ports import Fleet, JsonObject, Tokenizing
 from kvsync.gateway.tls import PortTls
+from kvsync.requests import errors
+from kvsync.requests.body import decode
+from kvsync.requests.errors import Problem
+from kvsync.requests.ports import Fleet, JsonObject, Tokenizing
 from kvsync.routing.lookup import Lookup, match_prompt
 from kvsync.telemetry.metrics import CONTENT_TYPE
 from kvsync.tokenize.types import Prompt, TokenizedRequest

@@ -1,6 +1,6 @@
 """The gateway's own counts as plain attributes: what a test reads, and what serves where no metrics are wanted.
 
-Satisfies :class:`kvsync.gateway.ports.Telemetry`. Keys are bounded: paths come from the allow-list, reasons from the
+Satisfies :class:`kvsync.requests.ports.Telemetry`. Keys are bounded: paths come from the allow-list, reasons from the
 gateway's code, never from a client.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvsync.gateway.ports import Outcome
+from kvsync.requests.ports import Outcome
 
 
 class Counters:

@@ -23,11 +23,12 @@ import struct
 from typing import Protocol, cast
 
 from kvsync.config import GatewaySettings
-from kvsync.gateway import errors
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field, Wishes
-from kvsync.gateway.ports import Outcome, Telemetry
-from kvsync.gateway.reader import Admitted, Request, RequestReader
+from kvsync.gateway.reader import Request, RequestReader
+from kvsync.requests import errors
+from kvsync.requests.admission import Admitted
+from kvsync.requests.errors import Problem
+from kvsync.requests.headers import Field, Wishes
+from kvsync.requests.ports import Outcome, Telemetry
 
 PIPELINE_BYTES = 1 << 20
 """Bytes that a client may send ahead while an earlier answer runs. Beyond, the connection closes after that answer."""

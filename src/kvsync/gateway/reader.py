@@ -11,27 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import httptools
 
-from kvsync.gateway import errors
-from kvsync.gateway.auth import Tenant
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field
-from kvsync.gateway.paths import Route
+from kvsync.requests import errors
+from kvsync.requests.admission import Admitted
+from kvsync.requests.errors import Problem
+from kvsync.requests.headers import Field
 
 MAX_URL = 8 << 10
 _LOOKED_AT = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
-
-
-class Admitted(NamedTuple):
-    """What a request's head asks for, and on whose behalf."""
-
-    route: Route
-    query: bytes
-    """``b""``, or with its question mark."""
-    tenant: Tenant
 
 
 class Request:
@@ -264,4 +253,4 @@ class RequestReader:
         raise _Refused
 
 
-__all__ = ["MAX_URL", "Admitted", "Request", "RequestReader"]
+__all__ = ["MAX_URL", "Request", "RequestReader"]

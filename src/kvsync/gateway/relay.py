@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvsync.gateway.headers import Field, answer_fields, is_event_stream
 from kvsync.gateway.http1 import ClientConnection
-from kvsync.gateway.inject import STREAMS, UsageChunk
-from kvsync.gateway.usage import UsageTail
+from kvsync.requests.headers import Field, answer_fields, is_event_stream
+from kvsync.requests.inject import STREAMS, UsageChunk
+from kvsync.requests.usage import UsageTail
 
 
 class Relay:

@@ -10,18 +10,12 @@ import contextlib
 import logging
 from typing import Any
 
-from kvsync.config import GatewaySettings, Settings
-from kvsync.discovery.access import EngineAccess
-from kvsync.gateway import errors
-from kvsync.gateway.auth import Tenants
-from kvsync.gateway.exchange import Rooms
 from kvsync.gateway.http1 import ClientConnection
-from kvsync.gateway.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
 from kvsync.gateway.proxy import Proxy
-from kvsync.gateway.salts import Salts
 from kvsync.gateway.tls import PortTls
-from kvsync.gateway.turns import Turns
 from kvsync.gateway.upstream import Upstreams
+from kvsync.requests import errors
+from kvsync.requests.rooms import Rooms
 
 _log = logging.getLogger(__name__)
 
@@ -40,57 +34,23 @@ class Gateway:
     """The built-in proxy. Create and use it on one event loop (uvloop where speed matters).
 
     Args:
-        engines: their key, and TLS for those with https URLs; by default no key and the system's authorities.
-        tenants: who may come in; by default everybody.
+        rooms: what serves; closed by whoever made it.
         tls: of the data port; by default it speaks plain HTTP.
-
-    Raises:
-        BadFile: the secret of the salts can't be read.
     """
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        *,
-        fleet: Fleet,
-        tokenizing: Tokenizing,
-        routing: Routing,
-        telemetry: Telemetry,
-        on_answer: OnAnswer,
-        inject_usage: bool = False,
-        engines: EngineAccess | None = None,
-        tenants: Tenants | None = None,
-        tls: PortTls | None = None,
-    ) -> None:
+    def __init__(self, rooms: Rooms, tls: PortTls | None = None) -> None:
+        settings = rooms.settings
         self._settings = settings
-        self._telemetry = telemetry
-        self._loop = asyncio.get_running_loop()
+        self._telemetry = rooms.telemetry
+        self._loop = rooms.loop
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
         """The last connection closed; looked at only once no new ones come."""
         self._tick: asyncio.TimerHandle | None = None
         self._tls = tls
-        engines = engines or EngineAccess()
-        self._turns = Turns(self._loop)
-        self._upstreams = Upstreams(settings, self._loop, engines)
-        self._proxy = Proxy(
-            Rooms(
-                settings=settings,
-                fleet=fleet,
-                tokenizing=tokenizing,
-                routing=routing,
-                upstreams=self._upstreams,
-                telemetry=telemetry,
-                on_answer=on_answer,
-                loop=self._loop,
-                turns=self._turns,
-                inject_usage=inject_usage,
-                engines=engines,
-                tenants=tenants or Tenants(Settings(gateway=settings)),
-                salts=Salts(settings),
-            )
-        )
+        self._upstreams = Upstreams(settings, self._loop, rooms.engines)
+        self._proxy = Proxy(rooms, self._upstreams)
         shortest = min(
             settings.client_timeout,
             settings.send_timeout,
@@ -149,7 +109,6 @@ class Gateway:
         if self._tick is not None:
             self._tick.cancel()
         self._upstreams.close()
-        self._turns.close()
         if self._server is not None:
             await self._server.wait_closed()
 

@@ -24,8 +24,8 @@ import httptools
 from kvsync.config import GatewaySettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.gateway.chunks import plain_chunks
-from kvsync.gateway.headers import Field
-from kvsync.gateway.ports import Outcome
+from kvsync.requests.headers import Field
+from kvsync.requests.ports import Outcome
 
 MAX_ANSWER_HEAD = 256 << 10
 """Bytes of a head with all interim answers before it; and, later, bytes on end that are no body but frame it."""

@@ -158,7 +158,7 @@ class Metrics:
         self._families.drop("worker", worker)
         self._families.drop("pod_key", worker)
 
-    # -- requests: kvsync.gateway.ports.Telemetry --------------------------------------------------------------------
+    # -- requests: kvsync.requests.ports.Telemetry --------------------------------------------------------------------
 
     def answered(self, path: str, status: int, seconds: float, reason: str) -> None:
         self._requests(path, str(status), reason).inc()

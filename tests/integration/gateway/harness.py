@@ -16,12 +16,13 @@ from socket import SO_LINGER, SOL_SOCKET
 from kvsync.config import GatewaySettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
-from kvsync.gateway.auth import Tenants
 from kvsync.gateway.counters import Counters
-from kvsync.gateway.ports import JsonObject, Outcome, Tokenizing
 from kvsync.gateway.server import Gateway
 from kvsync.gateway.tls import PortTls
 from kvsync.index.match import Match
+from kvsync.requests.auth import Tenants
+from kvsync.requests.ports import JsonObject, Outcome, Tokenizing
+from kvsync.requests.rooms import Rooms
 from kvsync.routing.decision import Candidate, Decision, Load, Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel
 from kvsync.tokenize.types import TokenizedRequest
@@ -229,7 +230,7 @@ async def house(
     routing = InOrder(engines)
     counters = Counters()
     answers: list[tuple[Decision, int, Mapping[str, object] | None]] = []
-    gateway = Gateway(
+    rooms = Rooms.furnish(
         GatewaySettings.model_validate({"host": "127.0.0.1", "port": 0, "drain_timeout": 0.2, **settings}),
         fleet=Models(),
         tokenizing=tokenizing or AtOnce(),
@@ -239,8 +240,8 @@ async def house(
         inject_usage=inject_usage,
         engines=access or EngineAccess(tls=None if gateway_tls is None else lambda: gateway_tls),
         tenants=tenants,
-        tls=port_tls,
     )
+    gateway = Gateway(rooms, port_tls)
     await gateway.start()
     home = House(gateway, fakes, routing, counters, answers)
     try:
@@ -249,6 +250,7 @@ async def house(
         for client in home.clients:
             client.close()
         await gateway.stop()
+        rooms.close()
         for fake in fakes:
             await fake.stop()
 

@@ -16,8 +16,8 @@ from yarl import URL
 from kvsync.config import AdminSettings
 from kvsync.events.types import ExtraKey, Image
 from kvsync.gateway.admin import Admin, AdminPorts, MatchQuestion
-from kvsync.gateway.ports import JsonObject
 from kvsync.index.match import Match, MatchTable, Tokens
+from kvsync.requests.ports import JsonObject
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.types import ImageSpan, Prompt, TokenizedRequest
 from tests.integration.gateway.harness import Models

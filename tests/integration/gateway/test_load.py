@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvsync.config import LocalTokenizerSettings, ModelSettings, TokenizerSettings
-from kvsync.gateway.turns import Turns
+from kvsync.requests.turns import Turns
 from kvsync.tokenize.service import TokenizerService
 from tests.integration.gateway.harness import GOOD, MODEL, House, eventually, house, post
 

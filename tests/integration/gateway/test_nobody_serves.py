@@ -13,6 +13,7 @@ from kvsync.config import GatewaySettings, RoutingSettings
 from kvsync.discovery.model import Change, Engine
 from kvsync.gateway.counters import Counters
 from kvsync.gateway.server import Gateway
+from kvsync.requests.rooms import Rooms
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
 from kvsync.routing.router import Router
@@ -60,7 +61,7 @@ async def town(**settings: object) -> AsyncIterator[Town]:
     fleet, metrics, counters = Fleet(["m"]), Metrics(), Counters()
     routing = RoutingSettings(policy="least-request")
     router = Router(None, fleet, LoadTable(routing.decode_cost), routing, metrics)
-    gateway = Gateway(
+    rooms = Rooms.furnish(
         GatewaySettings.model_validate({"host": "127.0.0.1", "port": 0, "drain_timeout": 0.2, **settings}),
         fleet=fleet,
         tokenizing=AtOnce(),
@@ -68,6 +69,7 @@ async def town(**settings: object) -> AsyncIterator[Town]:
         telemetry=counters,
         on_answer=lambda *_: None,
     )
+    gateway = Gateway(rooms)
     await gateway.start()
     made = Town(gateway, router, fleet, counters)
     try:
@@ -76,6 +78,7 @@ async def town(**settings: object) -> AsyncIterator[Town]:
         for client in made.clients:
             client.close()
         await gateway.stop()
+        rooms.close()
         for fake in made.engines:
             await fake.stop()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvsync.config import Settings, TokenizerSettings
-from kvsync.gateway.auth import Tenants
+from kvsync.requests.auth import Tenants
 from kvsync.tokenize.service import TokenizerService
 from tests.integration.gateway.harness import BODY, House, always, house, post, reply
 from tests.integration.gateway.test_admin import desk

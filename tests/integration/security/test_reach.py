@@ -10,9 +10,9 @@ import pytest
 
 from kvsync.app import App
 from kvsync.config import Settings
-from kvsync.gateway.errors import Problem
 from kvsync.gateway.openapi import document
-from kvsync.gateway.paths import Paths
+from kvsync.requests.errors import Problem
+from kvsync.requests.paths import Paths
 from tests.faults.http import FakeEngine
 from tests.integration.gateway.harness import BODY, Client, always, eventually, house, post, reply
 from tests.integration.gateway.test_admin import desk

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvsync.gateway.paths import OPENAI_PATHS
+from kvsync.requests.paths import OPENAI_PATHS
 from tests.integration.gateway.harness import BODY, Client, FakeEngine, Received, Talk, house, post, reply
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\n"

@@ -10,7 +10,7 @@ import pytest
 
 from kvsync.config import GatewaySettings, Settings
 from kvsync.discovery.access import EngineAccess, live_access
-from kvsync.gateway.auth import Tenants
+from kvsync.requests.auth import Tenants
 from tests.integration.gateway.harness import (
     BODY,
     AtOnce,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsync.gateway.chunks import MOST, plain_chunks
-from kvsync.gateway.headers import Field
-from kvsync.gateway.ports import Outcome
 from kvsync.gateway.upstream import MAX_ANSWER_HEAD, Target, UpstreamConnection, Upstreams
+from kvsync.requests.headers import Field
+from kvsync.requests.ports import Outcome
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsync.gateway.auth import STRANGER
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field
-from kvsync.gateway.paths import Route
-from kvsync.gateway.reader import MAX_URL, Admitted, RequestReader
+from kvsync.gateway.reader import MAX_URL, RequestReader
+from kvsync.requests.admission import Admitted
+from kvsync.requests.auth import STRANGER
+from kvsync.requests.errors import Problem
+from kvsync.requests.headers import Field
+from kvsync.requests.paths import Route
 
 ROUTE = Route("/p", (b"POST",))
 

@@ -8,13 +8,14 @@ from typing import Any, cast
 from kvsync.config import GatewaySettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.gateway import http1
-from kvsync.gateway.auth import STRANGER
 from kvsync.gateway.counters import Counters
-from kvsync.gateway.headers import Field
 from kvsync.gateway.http1 import ClientConnection, Running
-from kvsync.gateway.paths import Route
-from kvsync.gateway.reader import Admitted, Request
+from kvsync.gateway.reader import Request
 from kvsync.gateway.upstream import PIECES_PER_TURN, Target, UpstreamConnection, Upstreams
+from kvsync.requests.admission import Admitted
+from kvsync.requests.auth import STRANGER
+from kvsync.requests.headers import Field
+from kvsync.requests.paths import Route
 
 
 class Transport:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvsync.discovery.model import Change
-from kvsync.gateway.ports import Outcome
+from kvsync.requests.ports import Outcome
 from kvsync.routing.breaker import ANSWERING, LONGEST_REST, REACHING, Attempt, Breakers, Guard
 from tests.unit.routing.simulation import Simulation
 from tests.unit.routing.world import Clock, World, engine, tokenized

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsync.discovery.model import Change
-from kvsync.gateway import ports
 from kvsync.index.match import Match
+from kvsync.requests import ports
 from kvsync.routing.decision import Query
 from kvsync.routing.errors import BadFilter, BadPolicy, NoReadyEngine, NoSuchModel, NoTarget
 from kvsync.routing.knowledge import PLACES

@@ -23,8 +23,8 @@ from typing import Final
 from kvsync.config import SaltPolicy, Settings
 from kvsync.config.credentials import BadFile, key_hashes
 from kvsync.config.live import Live, Looked
-from kvsync.gateway import errors
-from kvsync.gateway.headers import Field
+from kvsync.requests import errors
+from kvsync.requests.headers import Field
 
 _log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsync.gateway import body as bodies
-from kvsync.gateway.body import LARGE, MAX_TEXTS, MAX_VALUES, lift_ids, read_body
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.turns import Turns
+from kvsync.requests import body as bodies
+from kvsync.requests.body import LARGE, MAX_TEXTS, MAX_VALUES, lift_ids, read_body
+from kvsync.requests.errors import Problem
+from kvsync.requests.turns import Turns
 from kvsync.tokenize.request import read_request
 
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from kvsync.gateway import errors
-from kvsync.gateway.ports import JsonObject
+from kvsync.requests import errors
+from kvsync.requests.ports import JsonObject
 from kvsync.tokenize.ids import PackedIds, lift
 from kvsync.tokenize.request import MAX_PROMPTS
 

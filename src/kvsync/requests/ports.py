@@ -1,6 +1,6 @@
-"""What the gateway needs from the other rooms: the doors in its walls.
+"""What requests need from the other rooms: the doors in the walls.
 
-The gateway imports no index, no tokenizer and no policy: it is handed objects that satisfy these protocols. All calls
+This room and those that carry bytes import no index, no tokenizer and no policy: it is handed objects that satisfy these protocols. All calls
 are made on the event loop and none may block it; only :meth:`Tokenizing.begin` may take time.
 """
 

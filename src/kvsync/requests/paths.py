@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from kvsync.gateway import errors
+from kvsync.requests import errors
 
 OPENAI_PATHS = (
     "/v1/chat/completions",
@@ -58,7 +58,7 @@ class Paths:
     def find(self, target: bytes) -> tuple[Route, bytes]:
         """The route of a request target and its query string (``b""``, or with its question mark).
 
-        Raises :class:`~kvsync.gateway.errors.Problem`: 400 for a target that is none, 501 for one that is not listed.
+        Raises :class:`~kvsync.requests.errors.Problem`: 400 for a target that is none, 501 for one that is not listed.
         """
         route = self._routes.get(target)
         if route is not None:  # the common spelling

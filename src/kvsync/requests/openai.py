@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvsync.gateway import errors
-from kvsync.gateway.ports import JsonObject
+from kvsync.requests import errors
+from kvsync.requests.ports import JsonObject
 
 _encode = msgspec.json.Encoder().encode
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from kvsync.gateway import errors
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.openai import model_list, one_model
 from kvsync.gateway.upstream import Target
+from kvsync.requests import errors
+from kvsync.requests.errors import Problem
+from kvsync.requests.openai import model_list, one_model
 
 
 def test_models() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.gateway.inject import MAX_EVENT, UsageChunk, ask_for_usage
+from kvsync.requests.inject import MAX_EVENT, UsageChunk, ask_for_usage
 
 CHAT = "/v1/chat/completions"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsync.gateway.usage import TAIL, UsageTail
+from kvsync.requests.usage import TAIL, UsageTail
 
 USAGE = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 8}, "note": "a"}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.gateway.headers import Field, Wishes, answer_fields
+from kvsync.requests.headers import Field, Wishes, answer_fields
 
 
 def fields(*lines: str) -> list[Field]:

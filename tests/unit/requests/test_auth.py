@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvsync.config import Settings
 from kvsync.config.credentials import BadFile
-from kvsync.gateway.auth import STRANGER, Tenant, Tenants
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.headers import Field
-from kvsync.gateway.salts import Salts
+from kvsync.requests.auth import STRANGER, Tenant, Tenants
+from kvsync.requests.errors import Problem
+from kvsync.requests.headers import Field
+from kvsync.requests.salts import Salts
 
 A, B = "key-of-tenant-a-0123456789", "key-of-tenant-b-0123456789"
 SECRET = "a secret never shown".replace(" ", "-")

@@ -21,11 +21,11 @@ from typing import Final
 
 from kvsync.config import GatewaySettings
 from kvsync.config.credentials import secret
-from kvsync.gateway import errors
-from kvsync.gateway.auth import Tenant
-from kvsync.gateway.edit import edit_object
-from kvsync.gateway.paths import TOKENIZE_PATHS
-from kvsync.gateway.ports import JsonObject
+from kvsync.requests import errors
+from kvsync.requests.auth import Tenant
+from kvsync.requests.edit import edit_object
+from kvsync.requests.paths import TOKENIZE_PATHS
+from kvsync.requests.ports import JsonObject
 
 FIELD: Final = "cache_salt"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.gateway.errors import Problem
-from kvsync.gateway.paths import OPENAI_PATHS, Paths, normalise
+from kvsync.requests.errors import Problem
+from kvsync.requests.paths import OPENAI_PATHS, Paths, normalise
 
 PATHS = Paths(["/v1/rerank"])
 LISTED = {path.encode() for path in (*OPENAI_PATHS, "/v1/rerank", "/v1/models")}

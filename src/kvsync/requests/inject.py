@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from kvsync.gateway.edit import edit_object, field_text
-from kvsync.gateway.ports import JsonObject
+from kvsync.requests.edit import edit_object, field_text
+from kvsync.requests.ports import JsonObject
 
 STREAMS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths whose streams know ``include_usage``, and end with ``data: [DONE]``."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvsync.gateway import errors
-from kvsync.gateway.ports import JsonObject
+from kvsync.requests import errors
+from kvsync.requests.ports import JsonObject
 
 TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.gateway.edit import edit_object, field_text
+from kvsync.requests.edit import edit_object, field_text
 
 SALT = {"cache_salt": b'"new"'}
 
