@@ -1,7 +1,8 @@
 """What requests need from the other rooms: the doors in the walls.
 
-This room and those that carry bytes import no index, no tokenizer and no policy: it is handed objects that satisfy these protocols. All calls
-are made on the event loop and none may block it; only :meth:`Tokenizing.begin` may take time.
+This room and those that carry bytes import no index, no tokenizer and no policy: they are handed objects that
+satisfy these protocols. All calls are made on the event loop and none may block it; only :meth:`Tokenizing.begin` may
+take time.
 """
 
 from __future__ import annotations

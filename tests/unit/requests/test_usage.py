@@ -63,7 +63,7 @@ def test_of_many_keys_one_is_read_at_most(key: bytes, monkeypatch: pytest.Monkey
         read.append(len(text))
         return json.JSONDecoder().raw_decode(text)
 
-    monkeypatch.setattr("kvsync.gateway.usage._read", counting)
+    monkeypatch.setattr("kvsync.requests.usage._read", counting)
     assert find(key * (TAIL // len(key))) is None
     assert sum(read) < 2 * len(key)
 
