@@ -27,10 +27,13 @@ REQUIREMENTS = sorted(set(declared(tomllib.loads((ROOT / "pyproject.toml").read_
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS)
 def test_python(requirement: str) -> None:
-    found = re.fullmatch(r"([a-z0-9-]+)(?:[>=]=([0-9.]+))?(?:,<\d+)?", requirement)
+    found = re.fullmatch(r"([a-z0-9-]+)(?:\[[a-z]+\])?(?:([>=]=)([0-9.]+))?(?:,<\d+)?", requirement)
     assert found, requirement
-    name, bound = found.groups()
-    wanted = f"`{name}`" if bound is None or name == "kvsync-core" else f"`{name}` ≥ {bound}"
+    name, compared, bound = found.groups()
+    if bound is None or name == "kvsync-core":
+        wanted = f"`{name}`"
+    else:
+        wanted = f"`{name}` {bound}" if compared == "==" else f"`{name}` ≥ {bound}"
     assert wanted in PAGE
 
 
