@@ -158,8 +158,7 @@ async def test_a_restart_ends_a_sleep_s_doubts_too() -> None:
 async def test_a_worker_is_resumed_only_when_stream_and_metrics_agree() -> None:
     async with ScriptedEngine("a") as engine, Fleet(OFTEN) as fleet, Proxy(engine.publisher.events) as proxy:
         await fleet.manager.add(Engine(uid="a", model="tiny", **(engine.entry | {"events": proxy.endpoint})))  # type: ignore[arg-type]
-        await fleet.live()
-        assert fleet.sink.current == [False, True]
+        await fleet.until(lambda: fleet.sink.current == [False, True])
         await proxy.refuse()
         proxy.cut()
         await fleet.until(lambda: fleet.status().state == "down")
@@ -200,26 +199,28 @@ async def test_hits_are_told_per_worker_as_they_grow() -> None:
     told: list[tuple[str, int, int]] = []
     queries, hits = (f'vllm:prefix_cache_{name}_total{{engine="0",model_name="tiny"}}' for name in ("queries", "hits"))
     async with ScriptedEngine("a") as engine:
-        engine.gauges |= {queries: 1_000, hits: 900}
+        engine.gauges |= {queries: 1_000, hits: 900, AWAKE: 0}
         async with Fleet(OFTEN, on_hits=lambda *news: told.append(news)) as fleet:
             await fleet.manager.add(Engine(uid="a", model="tiny", **engine.entry))  # type: ignore[arg-type]
-            looks = 0
-            while not told:  # whatever the first look saw is of before
-                looks += 10
-                engine.gauges |= {queries: 1_000 + looks, hits: 900 + looks // 2}
-                await asyncio.sleep(0.01)
-            await fleet.until(lambda: sum(news[1] for news in told) in range(looks - 60, looks + 1))
-    assert {worker for worker, *_ in told} == {"a"}
-    assert all(0 < found == looked // 2 for _, looked, found in told)
+            await fleet.until(lambda: fleet.manager.asleep == {"a"})  # whatever the first look saw is of before
+            for n in range(1, 4):
+                engine.gauges |= {queries: 1_000 + 10 * n, hits: 900 + 5 * n}
+                await fleet.until(lambda n=n: len(told) == n)  # type: ignore[misc]
+    assert told == [("a", 10, 5)] * 3
 
 
 async def test_another_start_time_has_the_stream_look_at_once() -> None:
-    async with ScriptedEngine("a") as engine, Fleet(OFTEN) as fleet:
-        engine.gauges["process_start_time_seconds"] = 1_000.5
+    told: list[tuple[str, int, int]] = []
+    queries, hits = (f'vllm:prefix_cache_{name}_total{{engine="0"}}' for name in ("queries", "hits"))
+    async with ScriptedEngine("a") as engine, Fleet(OFTEN, on_hits=lambda *news: told.append(news)) as fleet:
+        engine.gauges |= {"process_start_time_seconds": 1_000.5, queries: 0, hits: 0}
         engine.store(OLD)
         await fleet.manager.add(Engine(uid="a", model="tiny", **engine.entry))  # type: ignore[arg-type]
         await fleet.live()
-        await fleet.until(lambda: fleet.manager._scraper is not None and fleet.status().counts.replays >= 2)
+        await fleet.until(lambda: fleet.status().counts.replays >= 2)
+        while not told:  # two looks saw the first start
+            engine.gauges[queries] += 1
+            await asyncio.sleep(0.01)
         asked = fleet.status().counts.replays
         engine.gauges["process_start_time_seconds"] = 2_000.5
         await fleet.until(lambda: fleet.status().counts.replays > asked)
@@ -256,7 +257,7 @@ class Pages:
 
 @asynccontextmanager
 async def polling(
-    interval: float = 0.05, patience: float = 0.3
+    interval: float = 0.05, patience: float = 20.0
 ) -> AsyncIterator[tuple[Pages, Scraper, list[tuple[str, EngineMetrics]], Callable[[str], Engine]]]:
     pages = Pages()
     seen: list[tuple[str, EngineMetrics]] = []
@@ -285,8 +286,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_engines_that_hang_cost_a_bounded_number_of_looks_and_are_asked_less_often() -> None:
-    async with polling() as (pages, scraper, seen, engine):
-        pages.hang = {f"hung-{n}" for n in range(20)}
+    async with polling(patience=1) as (pages, scraper, seen, engine):
+        pages.hang = {f"hung-{n}" for n in range(scrape.AT_ONCE + 4)}
         for name in sorted(pages.hang):
             scraper.look(engine(name))
         scraper.look(engine("well"))
@@ -321,7 +322,7 @@ async def test_an_engine_without_the_page_is_no_failure() -> None:
 
 
 async def test_nothing_is_reported_of_an_engine_that_is_gone_and_a_new_one_begins_anew() -> None:
-    async with polling(patience=5) as (pages, scraper, seen, engine):
+    async with polling() as (pages, scraper, seen, engine):
         pages.hang = {"a"}
         scraper.look(engine("a"))
         await until(lambda: pages.open == 1)
