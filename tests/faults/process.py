@@ -33,6 +33,7 @@ class Process:
         environ: put on top of this process's environment, out of which the gateway's own settings are taken.
         module: whose ``main`` is that of ``kvsync``.
         ports: of the data and the admin server; 0 is the system's choice.
+        python: in whose environment kvsync is.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Process:
         environ: Mapping[str, str],
         module: str = "kvsync.cli",
         ports: tuple[int, int] = (0, 0),
+        python: str = sys.executable,
     ) -> None:
         self.file = folder / "fleet.yaml"
         self._log = folder / "gateway.log"
         write(self.file, config)
-        command = [sys.executable, "-m", module, "serve", "--config", str(self.file)]
+        command = [python, "-m", module, "serve", "--config", str(self.file)]
         command += ["--host", "127.0.0.1", "--port", str(ports[0]), "--admin-port", str(ports[1])]
         inherited = {name: value for name, value in os.environ.items() if not _LAYERS.match(name)}
         with self._log.open("wb") as log:
@@ -114,9 +116,10 @@ async def running(
     environ: Mapping[str, str] | None = None,
     module: str = "kvsync.cli",
     ports: tuple[int, int] = (0, 0),
+    python: str = sys.executable,
 ) -> AsyncIterator[Running]:
     """A gateway that takes requests; the arguments are those of :class:`Process`."""
-    process = Process(folder, config, environ or {}, module, ports)
+    process = Process(folder, config, environ or {}, module, ports, python)
     try:
         port, admin_port = await process.ports()
         timeout = aiohttp.ClientTimeout(total=2 * DEADLINE)
