@@ -37,6 +37,7 @@ from kvsync.routing.load import LoadTable
 from kvsync.routing.modes import Modes
 from kvsync.routing.records import as_json
 from kvsync.routing.router import Router
+from kvsync.store.connection import Store
 from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.service import TokenizerService
@@ -104,9 +105,10 @@ class App:
         data_tls = port_tls("certificates of the data port", settings.gateway.tls)
         admin_tls = port_tls("certificates of the admin port", settings.admin.tls)
         ports = [tls.live for tls in (data_tls, admin_tls) if tls is not None]
-        self._renewed: Sequence[Renewed] = (*credentials, *ports, self._tenants)
         self.index = PrefixIndex(settings.index.max_blocks, settings.index.max_bytes)
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
+        self.store = Store(settings.redis, self.metrics)
+        self._renewed: Sequence[Renewed] = (*credentials, *ports, self._tenants, *self.store.renewed)
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable(settings.routing.decode_cost)
         self.router = Router(
@@ -142,6 +144,7 @@ class App:
             metrics=self.metrics,
             tokenizing=self.tokenizer.stats,
             draining=lambda: self.gateway.draining,
+            redis=self.store.describe,
         )
         self.admin = Admin(
             settings.admin,
@@ -174,6 +177,7 @@ class App:
         log.info("prefix index: %s", "native core" if NATIVE else "pure Python (kvsync-core is not installed)")
         self._source.start()
         try:
+            await self.store.start()
             await self.tokenizer.start()
             await self.kv_sync.start()
             while not self._changes.empty():
@@ -207,6 +211,7 @@ class App:
         self._tasks = []
         await self.kv_sync.stop()
         await self.tokenizer.close()
+        await self.store.stop()
         await self.admin.stop()
 
     def hurry(self) -> None:

@@ -34,6 +34,7 @@ class Report:
         modes: kept up to date with :meth:`moments` by whoever has the time.
         tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
+        redis: how Redis is doing.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Report:
         metrics: Metrics,
         tokenizing: Callable[[], Mapping[str, Any]],
         draining: Callable[[], bool],
+        redis: Callable[[], Mapping[str, object]],
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -60,6 +62,7 @@ class Report:
         self._metrics = metrics
         self._tokenizing = tokenizing
         self._draining = draining
+        self._redis = redis
         metrics.at_scrape(self._scrape)
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
@@ -74,6 +77,7 @@ class Report:
         details = {
             "draining": self._draining(),
             "kv_sync": {"state": sync.state, "unmet": sync.unmet},
+            "redis": self._redis(),
             "models": {
                 model: {"mode": self._modes.models.get(model, "load-only"), "workers": dict(modes)}
                 for model, modes in models.items()

@@ -16,7 +16,7 @@ SaltPolicy = Literal["pass", "enforce", "strip"]
 """What becomes of a client's ``cache_salt``: it goes to the engine as it is, it is replaced by one that only this
 tenant's requests can have, or it is removed."""
 
-SECRETS: Final = frozenset({"api_keys", "api_key_hashes", "engine_api_key", "salt_secret"})
+SECRETS: Final = frozenset({"api_keys", "api_key_hashes", "engine_api_key", "password", "salt_secret"})
 """Fields whose values are never shown."""
 
 SHORTEST_SECRET: Final = 16
@@ -74,15 +74,15 @@ class TlsSettings(Section):
 
 
 class EngineTlsSettings(Section):
-    """TLS towards engines with ``https`` URLs. The files are read again when they change."""
+    """TLS towards engines with ``https`` URLs, and towards Redis. The files are read again when they change."""
 
     ca: Path | None = None
-    """PEM: the authorities that engines' certificates must come from; the system's when not set."""
+    """PEM: the authorities that their certificates must come from; the system's when not set."""
     cert: Path | None = None
-    """PEM: the gateway's own certificate, for engines that ask for one."""
+    """PEM: the gateway's own certificate, for servers that ask for one."""
     key: Path | None = None
     server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,253}$")] | None = None
-    """The name that engines' certificates carry, where it is not the host of their URL."""
+    """The name that their certificates carry, where it is not the host of their URL."""
 
 
 class TenantSettings(Section):

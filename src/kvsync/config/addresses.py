@@ -34,6 +34,17 @@ class Address(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
 
+class RedisAddress(NamedTuple):
+    tls: bool
+    nodes: tuple[tuple[str, int], ...]
+    """Hosts (without brackets) and ports."""
+    db: int
+
+    def __str__(self) -> str:
+        nodes = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.nodes)
+        return f"{'rediss' if self.tls else 'redis'}://{nodes}" + (f"/{self.db}" if self.db else "")
+
+
 class BadAddress(ValueError):
     """An address that can't be used; ``mend`` says what to write instead."""
 
@@ -79,6 +90,33 @@ def tcp_address(text: str) -> Address:
         BadAddress: anything else.
     """
     return _parse(text, ("tcp",), False)
+
+
+def redis_address(text: str) -> RedisAddress:
+    """``redis[s]://host[:port][,host[:port]…][/db]``, with the port 6379 filled in.
+
+    Raises:
+        BadAddress: anything else. The text never holds what stands before an @.
+    """
+    mend = "write redis://host:6379, or rediss://host:6379 for TLS; several host:port with commas between"
+    scheme, separator, rest = text.partition("://")
+    if "@" in text:
+        raise BadAddress(
+            "the address carries a user name or password",
+            "remove everything up to the @: redis.username, redis.password_file and redis.password have their place",
+        )
+    if not separator or scheme not in ("redis", "rediss"):
+        raise BadAddress(f"{text!r} does not begin with redis:// or rediss://", mend)
+    hosts, slash, db = rest.partition("/")
+    if slash and db and not (db.isascii() and db.isdigit() and len(db) <= 5):
+        raise BadAddress(f"{text!r} does not end with the number of a database", "write redis://host:6379/0")
+    nodes = []
+    for each in hosts.split(","):
+        # Judged as an endpoint: the rules for hosts are the same.
+        port = "" if ":" in each.rpartition("]")[2] else ":6379"
+        found = _parse(f"tcp://{each}{port}", ("tcp",), False)
+        nodes.append((found.host, found.port))
+    return RedisAddress(scheme == "rediss", tuple(nodes), int(db or 0))
 
 
 def _parse(text: str, schemes: tuple[str, ...], path_allowed: bool) -> Address:
@@ -140,4 +178,13 @@ def _host(host: str, text: str) -> str:
     return str(address)
 
 
-__all__ = ["Address", "BadAddress", "BadPath", "api_path", "http_address", "tcp_address"]
+__all__ = [
+    "Address",
+    "BadAddress",
+    "BadPath",
+    "RedisAddress",
+    "api_path",
+    "http_address",
+    "redis_address",
+    "tcp_address",
+]

@@ -44,6 +44,22 @@ def secret(given: SecretStr | None, file: Path | None, field: str) -> str | None
     return text
 
 
+def password(given: SecretStr | None, file: Path | None, field: str) -> str | None:
+    """As :func:`secret`, for what others chose: any one line of text.
+
+    Raises:
+        BadFile: the file is none that holds one line.
+    """
+    if given is not None:
+        return given.get_secret_value()
+    if file is None:
+        return None
+    text = _read(file, field).strip("\r\n")
+    if not text or "\n" in text:
+        raise BadFile(field, f"{file} does not hold one line of text", "give a file with the password and nothing else")
+    return text
+
+
 def key_hashes(tenant: TenantSettings) -> frozenset[bytes]:
     """SHA-256 of every key of a tenant.
 
@@ -104,7 +120,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def client_context(settings: EngineTlsSettings) -> ssl.SSLContext:
-    """The context for connections to engines: their certificates and names are always checked.
+    """The context for connections to engines and Redis: their certificates and names are always checked.
 
     Raises:
         BadFile: certificate, key and authorities can't be used together.
@@ -151,4 +167,4 @@ def _readable(file: Path, field: str) -> None:
         raise BadFile(field, f"{file} can't be read: {error.strerror or error}", "give a readable file") from None
 
 
-__all__ = ["BadFile", "client_context", "key_hashes", "secret", "server_context"]
+__all__ = ["BadFile", "client_context", "key_hashes", "password", "secret", "server_context"]

@@ -72,6 +72,14 @@ TEMPLATE = "AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE"
 """AIBrix asks the pods themselves by it: here it turns the endpoint ``engines`` on where no endpoint is set."""
 ALGORITHM = "ROUTING_ALGORITHM"
 
+REDIS: dict[str, Place] = {
+    "REDIS_HOST": ("redis", "url"),
+    "REDIS_PORT": ("redis", "url"),
+    "REDIS_PASSWORD": ("redis", "password"),
+}
+"""AIBrix's too. Nothing but ``REDIS_HOST`` turns Redis on: a Service named ``redis`` makes Kubernetes put a
+``REDIS_PORT`` (a URL) into every pod beside it."""
+
 _BY_EVENTS = "the index follows the engines' own removals: nothing is evicted by age or count"
 _UNUSED: dict[str, str] = {
     "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": "the block size is learned from each engine's events",
@@ -96,9 +104,6 @@ _UNUSED: dict[str, str] = {
     "AIBRIX_HTTPROUTE_CACHE_TTL": "there are no HTTPRoutes",
     "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES": "there is no gRPC; KVSYNC_GATEWAY_MAX_BODY_BYTES bounds a request",
     "AIBRIX_TTFT_THRESHOLD_S": "time to first byte is a histogram in the metrics",
-    "REDIS_HOST": "nothing is kept in Redis",
-    "REDIS_PORT": "nothing is kept in Redis",
-    "REDIS_PASSWORD": "nothing is kept in Redis",
 }
 
 # A Service named "kvsync" or "kvsync-gateway" makes Kubernetes put such names into every pod beside it.
@@ -189,6 +194,7 @@ def environment(environ: Mapping[str, str]) -> Layer:
         elif name.startswith("AIBRIX_") and name != TEMPLATE:
             meant = nearest(name, _AIBRIX, "AIBRIX_")
             layer.warnings.append(f"{name} is not known here" + (f"; was {meant} meant?" if meant else ""))
+    _redis(environ, layer)
     for name in sorted(environ, key=lambda name: (name not in _SHORT, name)):
         text = environ[name].strip()
         if not text or not name.startswith("KVSYNC_"):
@@ -204,6 +210,22 @@ def environment(environ: Mapping[str, str]) -> Layer:
             mend = f"was {meant} meant?" if meant else "remove it; `kvsync config check` lists every setting"
             layer.faults.append(Fault(name, "", "is not a setting", mend))
     return layer
+
+
+def _redis(environ: Mapping[str, str], layer: Layer) -> None:
+    host, port, password = (environ.get(name, "").strip() for name in REDIS)
+    if not host:
+        layer.warnings.extend(
+            f"{name} is not used: REDIS_HOST is not set" for name in REDIS if environ.get(name, "").strip()
+        )
+        return
+    if _SERVICE_URL.fullmatch(port):
+        layer.warnings.append("REDIS_PORT is not used: Kubernetes set it for a Service; 6379 is taken")
+        port = ""
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    _take(layer, "REDIS_HOST", REDIS["REDIS_HOST"], f"redis://{host}" + (f":{port}" if port else ""))
+    if password:
+        _take(layer, "REDIS_PASSWORD", REDIS["REDIS_PASSWORD"], password)
 
 
 def flags(values: Mapping[str, object]) -> Layer:
@@ -238,6 +260,7 @@ __all__ = [
     "ALGORITHM",
     "FILES",
     "OWN_NAMES",
+    "REDIS",
     "TEMPLATE",
     "Given",
     "Layer",

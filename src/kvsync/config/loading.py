@@ -32,6 +32,8 @@ from kvsync.config.checks import (
 from kvsync.config.environment import FILES, TEMPLATE, Given, default_policy, environment, flags, mend_of
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
+from kvsync.config.redis import RedisSettings
+from kvsync.config.redis_checks import check_redis
 from kvsync.config.yamlfile import Document, Path_, dotted, parse_yaml, read_yaml
 
 _log = logging.getLogger(__name__)
@@ -204,6 +206,7 @@ class _Stack:
         yield from check_loops(gateway, models)
         yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
         yield from check_models(models)
+        yield from check_redis(self._sound(RedisSettings, "redis"))
         yield from check_access(
             gateway,
             admin,

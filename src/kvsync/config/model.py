@@ -12,6 +12,7 @@ from kvsync.config.access import EngineTlsSettings, SaltPolicy, Secret, TenantSe
 from kvsync.config.access import Section as _Section
 from kvsync.config.addresses import api_path, http_address, tcp_address
 from kvsync.config.curve import public_key
+from kvsync.config.redis import RedisSettings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -265,6 +266,7 @@ class Settings(_Section):
     index: IndexSettings = IndexSettings()
     routing: RoutingSettings = RoutingSettings()
     audit: AuditSettings = AuditSettings()
+    redis: RedisSettings = RedisSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
     tenants: tuple[TenantSettings, ...] = ()

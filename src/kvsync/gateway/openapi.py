@@ -58,6 +58,12 @@ _SCHEMAS: Final[dict[str, Schema]] = {
             "kv_sync": _object(
                 {"state": {"enum": ["off", "waiting", "running"]}, "unmet": {"type": "array", "items": _TEXT}}
             ),
+            "redis": _object(
+                {
+                    "state": {"enum": ["off", "unavailable", "connecting", "up", "down"]},
+                    "problem": _or_null("string"),
+                }
+            ),
             "models": _map(_object({"mode": {"enum": _MODES}, "workers": _map(_COUNT)})),
         }
     ),

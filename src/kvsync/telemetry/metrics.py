@@ -31,6 +31,7 @@ BREAKER_STATES: Final = ("closed", "half-open", "open")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
 ALARMS: Final = ("not_located", "no_connection", "handshake", "silent")
 KV_SYNC_STATES: Final = ("off", "waiting", "running")
+REDIS_STATES: Final = ("off", "unavailable", "connecting", "up", "down")
 
 
 class Metrics:
@@ -51,6 +52,7 @@ class Metrics:
         self._add_requests(families)
         self._add_routing(families)
         self._add_knowledge(families)
+        self._add_shared(families)
         self._gateway = Gateway(families)
         self._zmq = Zmq(families)
         self._prefix_cache = PrefixCache(families) if prefix_cache else None
@@ -137,6 +139,15 @@ class Metrics:
         )
         self._engine_hits = counter("kvsync_engine_cache_hits_tokens", "Of these, those that it had.", "worker")
         self._reloads = counter("kvsync_config_reloads", "Changed files, by what came of it.", "result")
+
+    def _add_shared(self, families: Families) -> None:
+        self._redis = families.gauge("kvsync_redis", "1 for the state that Redis is in, as seen from here.", "state")
+        self._redis_calls = families.counter(
+            "kvsync_redis_calls", "Calls of Redis, by what they were for and what came of them.", "call", "result"
+        )
+        self._redis_seconds = families.histogram(
+            "kvsync_redis_seconds", "How long whoever asked waited.", "call", buckets=_SHORT
+        )
 
     def at_scrape(self, callback: Callable[[], None]) -> None:
         """Have it called before every :meth:`render`, to put in what other rooms count themselves."""
@@ -343,6 +354,18 @@ class Metrics:
         self._engine_queries(worker).inc(queries)
         self._engine_hits(worker).inc(hits)
 
+    # -- what replicas share: kvsync.store.connection.Telemetry ------------------------------------------------------
+
+    def redis_called(self, call: str, result: str, seconds: float) -> None:
+        """Something was asked of Redis. ``result``: ``ok`` or a reason of :mod:`kvsync.store.replies`."""
+        self._redis_calls(call, result).inc()
+        self._redis_seconds(call).observe(seconds)
+
+    def redis_state(self, state: str) -> None:
+        """One of :data:`REDIS_STATES`."""
+        for known in REDIS_STATES:
+            self._redis(known).set(known == state)
+
     def reloaded(self, result: str) -> None:
         """A changed file was ``applied``, ``unchanged`` in its fleet, or ``broken``."""
         self._reloads(result).inc()
@@ -355,6 +378,7 @@ __all__ = [
     "GONE",
     "KV_SYNC_STATES",
     "MODES",
+    "REDIS_STATES",
     "STREAM_STATES",
     "TRUSTS",
     "Metrics",

@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
 
+from kvsync.breaker import Breaker
 from kvsync.config import RemoteTokenizerSettings
 from kvsync.discovery.access import EngineAccess
-from kvsync.tokenize.breaker import Breaker
 from kvsync.tokenize.errors import RemoteFailed
 from kvsync.tokenize.pool import BoundedPool
 

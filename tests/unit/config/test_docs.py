@@ -90,7 +90,7 @@ def test_no_row_is_of_a_setting_that_is_not_there() -> None:
 
 
 def test_names_of_aibrix_and_what_they_set() -> None:
-    known = {**names._AIBRIX, **names._SHORT, names.ALGORITHM: ("routing", "policy")}
+    known = {**names._AIBRIX, **names._SHORT, **names.REDIS, names.ALGORITHM: ("routing", "policy")}
     known[names.TEMPLATE] = ("tokenizer", "remote", "endpoint")
     for name, place in known.items():
         assert ROWS[f"`{name}`"][0] == f"`{'.'.join(place)}`"

@@ -66,6 +66,8 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.contradicted(worker)
     metrics.engine_hits(worker, 700, 300)
     metrics.reloaded("applied")
+    metrics.redis_state("up")
+    metrics.redis_called("limits", "timeout", 0.05)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -175,6 +177,10 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("engine_cache_queries_tokens_total", {"worker": "w"}, 700),
     ("engine_cache_hits_tokens_total", {"worker": "w"}, 300),
     ("config_reloads_total", {"result": "applied"}, 1),
+    ("redis", {"state": "up"}, 1),
+    ("redis", {"state": "down"}, 0),
+    ("redis_calls_total", {"call": "limits", "result": "timeout"}, 1),
+    ("redis_seconds_sum", {"call": "limits"}, 0.05),
     ("routing_faults_total", {}, 1),
     ("worker_breaker", {"worker": "w", "state": "open"}, 1),
     ("worker_breaker", {"worker": "w", "state": "closed"}, 0),

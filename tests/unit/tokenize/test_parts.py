@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsync.breaker import Breaker
 from kvsync.tokenize.block0 import DELAY, MOST, MOST_TOKENS, PATIENCE, FirstBlocks
-from kvsync.tokenize.breaker import Breaker
 from kvsync.tokenize.cache import OVERHEAD, TokenCache
 from kvsync.tokenize.errors import QueueFull
 from kvsync.tokenize.flight import SingleFlight
