@@ -286,6 +286,18 @@ class PrefixIndex:
     def block_sizes(self, model: str) -> dict[str, int]:
         """Tokens per block of each worker of ``model``; 0 before its first store."""
 
+    def dump(self, worker: str) -> bytes | None:
+        """What is known of a worker, for :meth:`restore`, here or elsewhere. To be called where nothing else changes the
+        worker meanwhile; lookups go on. None: that can't be told now, or the worker is not registered."""
+
+    def restore(self, worker: str, image: bytes) -> None:
+        """Have a worker that is registered, and of which nothing is known yet, know what an image tells.
+
+        Raises:
+            ValueError: the image is damaged or of another version or model, or something is known of the worker; then
+                nothing is changed.
+        """
+
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""
 

@@ -239,16 +239,13 @@ Colliding = tuple[int, list[int], list[int]]
 
 
 @pytest.fixture
-def colliding(make_index: Callable[..., Index]) -> Colliding:
+def colliding() -> Colliding:
     """A block size, and the tokens of two blocks that have one key at the start of a plain prompt of model ``M``.
 
     XXH3 multiplies 8 bytes of its input, ^ 8 bytes of a constant (+ the seed), with the next 8: where the former are
     chosen so that they give 0, the latter don't count.
     """
     constant = int.from_bytes(bytes.fromhex("ded46de9839097db"), "little")
-    if make_index is ReferenceIndex:  # the parent's 8 bytes, then the tokens, big-endian
-        blind = [int.from_bytes(constant.to_bytes(8, "little")[i : i + 4], "big") for i in (0, 4)]
-        return 4, [*blind, 1, 2], [*blind, 3, 4]
     # the tokens, little-endian; the seed is the parent's key, here that of the context
     context = len(M).to_bytes(8, "little") + M.encode() + bytes(8) + b"-" + (8).to_bytes(4, "little")
     zero = (constant + xxhash.xxh3_64_intdigest(context)) % 2**64

@@ -32,6 +32,10 @@ impl Names {
         spots.get(hash).copied()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.spots.is_empty()
+    }
+
     /// Take a hash that is no name for the name of a block.
     pub(crate) fn give(&mut self, hash: &EngineHash<'_>, spot: Spot) {
         debug_assert!(spot.guessed && self.get(hash).is_none());

@@ -32,6 +32,8 @@ counted! {
     Epochs = "epochs",
     /// Times that all was to be learned again from the same process.
     Relearned = "relearned",
+    /// Blocks taken from an image.
+    Restored = "restored",
     /// Events of a medium that this version doesn't know.
     UnknownMedium = "unknown_medium",
     /// Removals of a block that was not known to be there.

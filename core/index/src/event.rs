@@ -27,6 +27,16 @@ impl EngineHash<'_> {
     /// The longest hash made of text, in bytes.
     pub const MAX_TEXT: usize = 256;
 
+    /// The same, borrowed.
+    pub(crate) fn borrowed(&self) -> EngineHash<'_> {
+        match self {
+            Self::Unsigned(value) => EngineHash::Unsigned(*value),
+            Self::Negative(value) => EngineHash::Negative(*value),
+            Self::Bytes(bytes) => EngineHash::Bytes(Cow::Borrowed(bytes)),
+            Self::Text(text) => EngineHash::Text(Cow::Borrowed(text)),
+        }
+    }
+
     /// A copy that borrows nothing.
     #[must_use]
     pub fn to_owned_hash(&self) -> EngineHash<'static> {

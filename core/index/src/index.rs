@@ -8,6 +8,8 @@
 //! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
 //!   `store::cut`. A bound on bytes is looked after each time that so much may have come that it matters.
 
+mod snapshot;
+
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -256,6 +258,7 @@ impl Index {
         };
         let before = worker.blocks();
         change(worker, shared);
+        worker.note_change();
         registered.model.recount(worker);
         let (after, emptied) = (worker.blocks(), worker.take_emptied());
         shared.sweep(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize);

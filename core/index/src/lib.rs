@@ -14,6 +14,7 @@ pub mod event;
 pub mod hits;
 mod holders;
 pub mod ids;
+mod image;
 pub mod index;
 pub mod key;
 pub mod observed;
@@ -26,6 +27,7 @@ pub mod trail;
 pub mod wire;
 pub mod worker;
 
+pub use image::ImageError;
 pub use index::{Bounds, Index, Prompt, Registered};
 pub use shared::Shared;
 pub use worker::{Answer, Description, Facts, Match, Observation, Trust, Worker};

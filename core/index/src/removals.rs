@@ -73,6 +73,11 @@ impl Removals {
         Self { position, log: VecDeque::new(), lost_at: position, keyless_at: 0 }
     }
 
+    /// Where all that was known went for the last time.
+    pub(crate) fn lost_at(&self) -> u64 {
+        self.lost_at
+    }
+
     /// Bytes of memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.log.capacity() * size_of::<(u64, BlockKey)>()

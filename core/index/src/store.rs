@@ -15,6 +15,7 @@
 
 mod cut;
 mod own;
+mod snapshot;
 
 use std::hash::BuildHasher;
 
@@ -29,6 +30,7 @@ use crate::table::Table;
 pub(crate) use cut::{Census, Cut};
 use own::{Own, Walk};
 pub(crate) use own::{Place, Spot, Totals};
+pub(crate) use snapshot::{PlainNames, Restored};
 
 /// A name of the worker's own, and the entry of the block that it means.
 #[derive(Debug, Clone, Copy)]

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use kvsync_index::{Answer, Bounds, Facts, Index, Prompt, Shared, Worker};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict};
 
 use answer::Matches;
 use payload::Work;
@@ -204,6 +205,15 @@ impl PrefixIndex {
             sizes.set_item(answer::name(py, &worker), size)?;
         }
         Ok(sizes)
+    }
+
+    fn dump<'py>(&self, py: Python<'py>, worker: &str) -> Option<Bound<'py, PyBytes>> {
+        py.detach(|| self.index.dump(worker)).map(|image| PyBytes::new(py, &image))
+    }
+
+    fn restore(&self, py: Python<'_>, worker: &str, image: PyBackedBytes) -> PyResult<()> {
+        let taken = py.detach(|| self.index.restore(worker, &image));
+        taken.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

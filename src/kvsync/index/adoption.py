@@ -41,6 +41,9 @@ class Names:
     def __init__(self) -> None:
         self._names: OrderedDict[EngineHash, Name] = OrderedDict()
 
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
     def get(self, engine_hash: EngineHash) -> Name | None:
         return self._names.get(engine_hash)
 

@@ -1,7 +1,11 @@
 """Block keys: our own names for blocks, the same for every engine that holds the same content.
 
-A key is a 64-bit XXH3 over (parent key, the block's tokens, its extra keys); the root of each chain is a seed made from
-the context (model, adapter, block size). Engine hashes are never predicted from it or compared with it.
+A key is XXH3-64 over a block's tokens, seeded with the parent's key; extra keys, where a block has some, are hashed
+over that in a domain of their own, so that no extra key can pass for a further block's tokens. The root of each chain
+is made from the context (model, adapter, block size). Engine hashes are never predicted from it or compared with it.
+
+Both implementations make the same keys, in every process and on every machine: snapshots carry them from one replica to
+another. Who changes how a key is made counts up ``VERSION`` in :mod:`kvsync.index.image`.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from sys import byteorder
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import xxhash
 
@@ -18,6 +22,9 @@ from kvsync.events.types import Embeds, ExtraKey, Image, Opaque, Salt
 from kvsync.index.match import Tokens
 
 Key: TypeAlias = int
+
+_EXTRA_DOMAIN: Final = 0x6578_7472_6120_6B65
+"""Tells the hash of a block's extra keys from that of a child block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +40,38 @@ def root_key(model: str, adapter: str | HiddenAdapter | None, block_size: int) -
         case None:
             kind, name = b"-", b""
         case HiddenAdapter(lora_id):
-            kind, name = b"#", str(lora_id).encode()
+            kind, name = b"#", lora_id.to_bytes(8, "little", signed=True)
         case _:
             kind, name = b"@", adapter.encode()
-    model_name = model.encode()
-    return xxhash.xxh3_64_intdigest(
-        b"%d\x00%s%d\x00%s%d" % (len(model_name), model_name, len(name), kind + name, block_size)
-    )
+    texts = b"".join(len(text).to_bytes(8, "little") + text for text in (model.encode(), name))
+    return xxhash.xxh3_64_intdigest(texts + kind + block_size.to_bytes(4, "little"))
 
 
 def block_key(parent: Key, tokens: bytes | memoryview, extra: Iterable[ExtraKey] = ()) -> Key:
     """The key of one block. ``tokens`` are its tokens as packed big-endian uint32."""
-    data = parent.to_bytes(8, "little") + bytes(tokens)
-    if extra:
-        parts: list[bytes] = [_canonical(key) for key in extra]
-        parts.sort(key=lambda part: part[:1])  # by kind; images keep their order
-        data += b"".join(parts)
-    return xxhash.xxh3_64_intdigest(data)
+    words = array("I", bytes(tokens))
+    words.byteswap()  # hashed as little-endian
+    plain = xxhash.xxh3_64_intdigest(words.tobytes(), seed=parent)
+    parts = [_canonical(key) for key in extra]
+    if not parts:
+        return plain
+    parts.sort(key=lambda part: part[:1])  # by kind; images keep their order
+    return xxhash.xxh3_64_intdigest(b"".join(parts), seed=plain ^ _EXTRA_DOMAIN)
 
 
 def _canonical(key: ExtraKey) -> bytes:
-    """Tag, length, content: no two different keys share bytes, whatever their kinds."""
+    """Kind, length, content: no two different keys share bytes, whatever their kinds."""
     match key:
         case Image(identifier, offset):
-            tag, body = b"i", identifier.encode() + (b"\x00" if offset is None else b"\x01%d" % offset)
+            tag = b"\x00" + bytes([offset is not None]) + (offset or 0).to_bytes(16, "little", signed=True)
+            body = identifier.encode()
         case Salt(value):
-            tag, body = b"s", value.encode()
+            tag, body = b"\x01", value.encode()
         case Embeds(digest):
-            tag, body = b"t", digest
+            tag, body = b"\x02", digest
         case Opaque(raw):
-            tag, body = b"u", raw
-    return tag + len(body).to_bytes(4, "little") + body
+            tag, body = b"\x03", raw
+    return tag + len(body).to_bytes(8, "little") + body
 
 
 def packed(tokens: Tokens) -> bytes:

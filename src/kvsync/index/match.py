@@ -153,6 +153,18 @@ class Index(Protocol):
 
     def block_sizes(self, model: str) -> dict[str, int]: ...
 
+    def dump(self, worker: str) -> bytes | None:
+        """What is known of a worker, for :meth:`restore`: a :mod:`~kvsync.index.image`. To be called where nothing else
+        changes the worker meanwhile. ``None``: that can't be told now, or the worker is not registered."""
+
+    def restore(self, worker: str, image: bytes) -> None:
+        """Have a worker that is registered, and of which nothing is known yet, know what an image tells.
+
+        Raises:
+            ValueError: the image is damaged or of another version or model, or something is known of the worker; then
+                nothing is changed.
+        """
+
     def stats(self) -> dict[str, object]: ...
 
 

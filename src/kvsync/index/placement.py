@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Container
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kvsync.events.types import BlockStoredEvent, Embeds, EngineHash, Image, Opaque, Salt
 from kvsync.index.adoption import Names, content
@@ -21,6 +21,15 @@ from kvsync.index.positions import Positions
 
 PARKED_EVENTS: Final = 4096
 PARKED_BYTES: Final = 16 << 20
+
+
+class Placed(NamedTuple):
+    """Where hashes stand."""
+
+    spots: dict[EngineHash, tuple[Key, int]]
+    """Key and depth of each that has a key."""
+    shared: set[Key]
+    """Keys that several hashes claimed."""
 
 
 class Placement:
@@ -88,6 +97,24 @@ class Placement:
     def place(self, event: BlockStoredEvent, resident: Container[EngineHash]) -> None:
         """Give the event's hashes their keys, and then those whose parked events waited for them."""
         self._place_all([event], resident)
+
+    @property
+    def is_settled(self) -> bool:
+        """No store waits, and nothing is a guess or may become one."""
+        return not self._parked and not self._guesses and not self._names
+
+    def copy(self) -> Placed:
+        spots = {name: (key, self._depth_of[name]) for name, key in self._key_of.items()}
+        return Placed(spots, set(self.twins))
+
+    def put(self, engine_hash: EngineHash, key: Key, depth: int, *, shares: bool) -> None:
+        """A resident hash has this key for certain; ``shares``: other hashes have or had it, too."""
+        self._reads.held(key)
+        self._key_of[engine_hash] = key
+        self._depth_of[engine_hash] = depth
+        self._hash_of[key] = engine_hash
+        if shares:
+            self.twins.setdefault(key, set()).add(engine_hash)
 
     def adopt_parked(self, run: Run, resident: Container[EngineHash]) -> None:
         """A run was recorded: what waits may continue it."""
@@ -266,4 +293,4 @@ def _length(content: str | bytes) -> int:
     return len(content.encode() if isinstance(content, str) else content)
 
 
-__all__ = ["PARKED_BYTES", "PARKED_EVENTS", "Placement"]
+__all__ = ["PARKED_BYTES", "PARKED_EVENTS", "Placed", "Placement"]

@@ -2,7 +2,8 @@
 
 The rules stand here. ``worker`` carries out what events say, ``residence`` and ``placement`` are its parts; ``lookup``
 says what a worker can do for a prompt; ``learning`` takes what answers teach, with ``positions``, ``observed`` and
-``adoption``; ``cap`` makes room; ``hits`` and ``keys`` are pure.
+``adoption``; ``cap`` makes room; ``snapshot`` tells a worker's state as an ``image`` and takes it from one; ``hits``
+and ``keys`` are pure.
 
 **Must always hold: no worker is credited with a block that it does not hold.** Where the events leave that open, the
 block is not credited, and trust says so.
@@ -97,6 +98,13 @@ Cap
     as far as some worker may have the prompt, and that counts for all workers of the model. The workers concerned are
     ``partial`` from then on.
 
+Images
+    :meth:`dump` tells all that is known of a worker: blocks with their keys and copies, groups, what was lost, marks,
+    and EAGLE where answers showed it. After :meth:`restore` it answers and goes on as it did there; but lookups have
+    read none of its blocks, and answers to earlier matches count as *evicted*. Facts are those of the registration.
+    Not told is a worker that is suspended, on which stores wait for their parents, or of which answers taught something
+    that events did not: that has its time, by another clock. Room is made for what was restored as for a batch.
+
 Threads: any number may call :meth:`match` while one applies; a match sees each worker's batch wholly or not at all.
 """
 
@@ -113,10 +121,12 @@ from typing_extensions import Buffer
 
 from kvsync.events.types import EventBatch, ExtraKey, Salt
 from kvsync.index.cap import BLOCK_BYTES, Reads, make_room
+from kvsync.index.image import decode, encode
 from kvsync.index.keys import KeyChain, packed, root_key
 from kvsync.index.learning import Answer, observe
 from kvsync.index.lookup import Prompt, block_size, describe, match
 from kvsync.index.match import MatchTable, Observation, Tokens
+from kvsync.index.snapshot import take, tell
 from kvsync.index.worker import Facts, Mark, Worker
 
 LONGEST_TURN: Final = 0.001
@@ -364,6 +374,27 @@ class ReferenceIndex:
         """Tokens per block of each worker of ``model``; 0 before its first store."""
         with self._lock:
             return {name: block_size(worker) for name, worker in self._workers.items() if worker.facts.model == model}
+
+    def dump(self, worker: str) -> bytes | None:
+        """What is known of a worker, as an image; ``None`` where that can't be told now."""
+        with self._lock:
+            known = self._workers.get(worker)
+            write = None if known is None else tell(known)
+        return None if write is None else encode(write())
+
+    def restore(self, worker: str, image: bytes) -> None:
+        """Have a new worker know what an image tells.
+
+        Raises:
+            ValueError: it can't be taken; nothing is changed.
+        """
+        told = decode(image)
+        with self._lock:
+            known = self._workers.get(worker)
+            if known is not None:
+                take(known, told)
+                if self._max_blocks is not None:
+                    make_room(self._workers.values(), self._max_blocks)
 
     def stats(self) -> dict[str, object]:
         """State per worker, and what was counted since it was added."""

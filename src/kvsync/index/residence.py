@@ -107,6 +107,24 @@ class Residence:
             place.doubtful.add(engine_hash)
         return True
 
+    def copy(self) -> dict[tuple[Tier, int], tuple[dict[EngineHash, int], set[EngineHash]]]:
+        """By tier and group, in the order in which they were first spoken of: copies, and which hashes are in doubt."""
+        return {at: (dict(place.copies), set(place.doubtful)) for at, place in self._places.items()}
+
+    def speak_of(self, tier: Tier, group: int) -> None:
+        """There is this place, whether or not anything is in it."""
+        self._places.setdefault((tier, group), _Place())
+
+    def put(self, tier: Tier, group: int, engine_hash: EngineHash, copies: int, *, doubtful: bool) -> None:
+        """So many copies of a hash of which there are none in this place."""
+        place = self._places[tier, group]
+        place.copies[engine_hash] = copies
+        if doubtful:
+            place.doubtful.add(engine_hash)
+        self._tiers_of[engine_hash] += 1
+        if tier == "gpu":
+            self.gpu_copies += copies
+
     def confirm(self, group: int, engine_hash: EngineHash) -> None:
         """An engine had this block in its cache: a GPU copy is no longer in doubt, if no other tier has one."""
         if all(engine_hash not in place.copies for (tier, _), place in self._places.items() if tier != "gpu"):

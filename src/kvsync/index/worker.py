@@ -109,6 +109,12 @@ class Worker:
     def reannouncing(self) -> bool:
         return self.overfull or "reannouncing" in self.marks
 
+    @property
+    def is_new(self) -> bool:
+        """Nothing is known of it but what it was registered with, and marks."""
+        known = self.groups or self.residence.blocks or self.hides_keys or self.shows_unknown_keys or self.lost
+        return not known and not self.observed and self.placement.is_settled
+
     # -- the worker's life
 
     def mark(self, mark: Mark) -> None:

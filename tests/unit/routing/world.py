@@ -114,6 +114,12 @@ class Index:
     def expire(self, now: float) -> None:
         raise AssertionError("routing has no ticks")
 
+    def dump(self, worker: str) -> bytes | None:
+        raise NotImplementedError
+
+    def restore(self, worker: str, image: bytes) -> None:
+        raise NotImplementedError
+
     def stats(self) -> dict[str, object]:
         return {}
 

@@ -266,6 +266,17 @@ impl Shared {
         slab.remove(slot);
     }
 
+    /// Show the holders of so many entries from this one on. Where to go on, if that is not all.
+    pub(crate) fn look_through(&self, from: Slot, entries: usize, mut look: impl FnMut(Slot, SetId)) -> Option<Slot> {
+        let mut next = self.slab.first(from);
+        for _ in 0..entries {
+            let slot = next?;
+            look(slot, self.slab.at(slot).holders);
+            next = self.slab.first(slot.next());
+        }
+        next
+    }
+
     // -- reads, and making room
 
     pub(crate) fn note_read(&self, slot: Slot) {

@@ -17,6 +17,7 @@
 
 mod doubt;
 mod keys;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;

@@ -24,6 +24,7 @@ mod life;
 mod lookup;
 mod observe;
 mod placement;
+mod snapshot;
 
 use std::collections::BTreeMap;
 
@@ -128,6 +129,8 @@ pub struct Worker {
     /// Lookups ask it block by block, as was said last.
     slow: bool,
     lost: bool,
+    /// Batches and other steps that changed it, or may have.
+    changes: u64,
     /// What is known may be out of date.
     suspended: bool,
     /// More copies were announced than there are blocks.
@@ -156,6 +159,7 @@ impl Worker {
             emptied: Emptied::default(),
             marks: Marks::default(),
             slow: false,
+            changes: 0,
             lost: false,
             suspended: false,
             overfull: false,
@@ -342,6 +346,7 @@ impl Worker {
 
     /// So many blocks were dropped. The engine still has them: what is left is `partial`.
     pub(crate) fn note_cut(&mut self, dropped: u64) {
+        self.changes += 1;
         self.lost = true;
         self.removals.lose();
         self.counts.add_many(Counted::Capped, dropped);
