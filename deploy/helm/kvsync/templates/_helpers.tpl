@@ -42,6 +42,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{- /* Roles stand in the namespaces of engines, or in none: releases of one name in two namespaces must not share theirs. */}}
+{{- define "kvsync.roleName" -}}
+{{- printf "%s-%s" .Release.Namespace (include "kvsync.fullname" .) }}
+{{- end }}
+
+{{- /* The ports of requests that are open: the data port, Envoy's questions. */}}
+{{- define "kvsync.doors" -}}
+{{- if dig "gateway" "enabled" true .Values.config }}http {{ end }}
+{{- if dig "extproc" "enabled" false .Values.config }}extproc{{ end }}
+{{- end }}
+
+{{- define "kvsync.extprocPort" -}}
+{{- dig "extproc" "port" 50052 .Values.config | int }}
+{{- end }}
+
 {{- define "kvsync.adminScheme" -}}
 {{- if dig "admin" "tls" "cert" "" .Values.config }}HTTPS{{ else }}HTTP{{ end }}
 {{- end }}
