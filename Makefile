@@ -9,6 +9,7 @@
 #   make bench       benchmarks beside the peers, half an hour: docs/performance.md (ROWS='events-*': some; QUICK=1: a look)
 #   make bench-micro times of small parts: the core in Rust (criterion), its Python face and a choice (pytest-benchmark)
 #   make instructions  instructions of the core's hot paths, counted (valgrind) and compared with bench/instructions.json; ACCEPT=1: kept
+#   make protocol    make the modules of Envoy's messages after a change of their .proto
 #   make build       sdist and wheels into dist/
 #   make manifests   renew what deploy/ has of the chart and of the settings: manifests, the schema of the values
 #   make lock        renew the requirement files after a change of pyproject.toml
@@ -24,7 +25,7 @@ TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v -e /target/ -e core/benches/ -e core/fuzz/)
 
-.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions build manifests lock
+.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions protocol build manifests lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
@@ -57,6 +58,9 @@ bench-micro: .make/dev
 
 instructions: .make/dev
 	nice $(BIN)/python -m bench.micro.instructions $(if $(ACCEPT),--accept)
+
+protocol: .make/dev
+	cd src/kvsync/extproc/protocol && ../../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. extproc.proto
 
 build: .make/run
 	$(BIN)/uv build --quiet --out-dir dist .

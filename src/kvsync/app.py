@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvsync.config import EventsSettings, Settings
 from kvsync.config.live import Looked
@@ -43,6 +43,9 @@ from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest
 
+if TYPE_CHECKING:
+    from kvsync.extproc.server import ExtProc
+
 log = logging.getLogger("kvsync")
 
 
@@ -50,6 +53,16 @@ class Renewed(Protocol):
     """What is made from files that may be renewed."""
 
     def check(self) -> Looked: ...
+
+
+class Door(Protocol):
+    """A port by which requests come in."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def hurry(self) -> None: ...
 
 
 TICK = 1.0
@@ -133,6 +146,7 @@ class App:
             tenants=self._tenants,
         )
         self.gateway = Gateway(self._rooms, data_tls)
+        self._draining = False
         self.report = Report(
             fleet=self.fleet,
             index=self.index,
@@ -143,9 +157,15 @@ class App:
             kv_sync=self.kv_sync,
             metrics=self.metrics,
             tokenizing=self.tokenizer.stats,
-            draining=lambda: self.gateway.draining,
+            draining=lambda: self._draining,
             redis=self.store.describe,
         )
+        self.extproc = self._make_extproc() if settings.extproc.enabled else None
+        self._doors: list[Door] = [self.gateway] if settings.gateway.enabled else []
+        if self.extproc is not None:
+            self._doors.append(self.extproc)
+            if self.extproc.tls is not None:
+                self._renewed = (*self._renewed, self.extproc.tls.live)
         self.admin = Admin(
             settings.admin,
             AdminPorts(
@@ -183,7 +203,8 @@ class App:
             while not self._changes.empty():
                 await self.kv_sync.apply(self._changes.get_nowait())
             await self.admin.start()
-            await self.gateway.start()
+            for door in self._doors:
+                await door.start()
         except BaseException:
             await self.stop()
             raise
@@ -195,7 +216,12 @@ class App:
             "secrets and certificates": self._follow_files,
         }
         self._tasks = [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
-        log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
+        if self.extproc is not None:
+            log.info("Envoy's questions on port %d", self.extproc.port)
+        if self.settings.gateway.enabled:
+            log.info("requests on port %d, admin on port %d", self.gateway.port, self.admin.port)
+        else:
+            log.info("admin on port %d", self.admin.port)
 
     def reload(self) -> None:
         """Read the configuration file now (SIGHUP)."""
@@ -203,7 +229,8 @@ class App:
 
     async def stop(self) -> None:
         """Take no more requests, let open answers end within ``gateway.drain_timeout``, then stop everything."""
-        await self.gateway.stop()
+        self._draining = True
+        await asyncio.gather(*(door.stop() for door in self._doors))
         self._rooms.close()
         for task in self._tasks:
             task.cancel()
@@ -216,7 +243,24 @@ class App:
 
     def hurry(self) -> None:
         """Have :meth:`stop` wait no longer for open answers."""
-        self.gateway.hurry()
+        for door in self._doors:
+            door.hurry()
+
+    def _make_extproc(self) -> ExtProc:
+        from kvsync.extproc.server import ExtProc  # the extra `envoy` is needed where this port is, and only there
+
+        def show() -> None:
+            self.metrics.extproc_streams(extproc.streams)
+
+        extproc = ExtProc(
+            self.settings.extproc,
+            self._rooms,
+            engines=self.fleet.engines,
+            telemetry=self.metrics,
+            ready=lambda: self.report.ready()[0],
+        )
+        self.metrics.at_scrape(show)
+        return extproc
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
         return EventManager(

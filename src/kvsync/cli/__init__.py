@@ -12,6 +12,7 @@ import click
 
 _COMMANDS = {
     "serve": "Run the gateway.",
+    "extproc": "Run Envoy's external processor.",
     "demo": "Show the main job on simulated engines.",
     "sim": "Run a simulated vLLM engine.",
     "watch": "Print an engine's KV events as they come.",

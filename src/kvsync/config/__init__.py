@@ -6,6 +6,7 @@ Everything is frozen: a changed file makes a new :class:`Settings`, never a chan
 """
 
 from kvsync.config.access import EngineTlsSettings, SaltPolicy, TenantSettings, TlsSettings
+from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.faults import ConfigError, Fault
 from kvsync.config.loading import Loaded, load, read
 from kvsync.config.model import (
@@ -31,6 +32,7 @@ __all__ = [
     "EngineSettings",
     "EngineTlsSettings",
     "EventsSettings",
+    "ExtProcSettings",
     "Fault",
     "GatewaySettings",
     "Loaded",

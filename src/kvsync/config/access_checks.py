@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvsync.config.access import TenantSettings, TlsSettings
 from kvsync.config.checks import Problem
 from kvsync.config.credentials import BadFile, client_context, key_hashes, secret, server_context
+from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.model import AdminSettings, GatewaySettings
 from kvsync.config.yamlfile import Path_, dotted
 
@@ -18,7 +19,11 @@ class SoundTenant(NamedTuple):
 
 
 def check_access(
-    gateway: GatewaySettings | None, admin: AdminSettings | None, tenants: Sequence[SoundTenant], tenants_given: bool
+    gateway: GatewaySettings | None,
+    extproc: ExtProcSettings | None,
+    admin: AdminSettings | None,
+    tenants: Sequence[SoundTenant],
+    tenants_given: bool,
 ) -> Iterator[Problem]:
     """``tenants`` are those that are sound in themselves; ``tenants_given`` says whether there are any at all."""
     yield from _tenants(tenants)
@@ -27,6 +32,8 @@ def check_access(
         yield from _engine_tls(gateway)
         yield from _secrets(gateway)
         yield from _salts(gateway, tenants, tenants_given)
+    if extproc is not None:
+        yield from _tls(("extproc", "tls"), extproc.tls)
     if admin is not None:
         yield from _tls(("admin", "tls"), admin.tls)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvsync.config.addresses import Address, http_address, tcp_address
 from kvsync.config.curve import BadKey, secret_key
+from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings
 from kvsync.config.yamlfile import Path_, dotted
 
@@ -47,12 +48,24 @@ def check_models(models: Sequence[SoundModel]) -> Iterator[Problem]:
             yield Problem((*model.path, "tokenizer"), message, "give the model's folder, or remove the line")
 
 
-def check_listeners(gateway: GatewaySettings | None, admin: AdminSettings | None) -> Iterator[Problem]:
-    if gateway is None or admin is None or not gateway.port or gateway.port != admin.port:
-        return
-    if gateway.host == admin.host or _any(gateway.host) or _any(admin.host):
-        message = f"{admin.port} is the gateway's port too"
-        yield Problem(("admin", "port"), message, "give the two different ports")
+def check_listeners(
+    gateway: GatewaySettings | None, extproc: ExtProcSettings | None, admin: AdminSettings | None
+) -> Iterator[Problem]:
+    """One port at least takes requests, and no two ports are one."""
+    if gateway is not None and extproc is not None and not (gateway.enabled or extproc.enabled):
+        message = "is false, and extproc.enabled too: no port takes requests"
+        yield Problem(("gateway", "enabled"), message, "set one of the two to true")
+    listeners: list[tuple[str, str, GatewaySettings | ExtProcSettings | AdminSettings]] = []
+    if gateway is not None and gateway.enabled:
+        listeners.append(("gateway", "the gateway's", gateway))
+    if extproc is not None and extproc.enabled:
+        listeners.append(("extproc", "the external processor's", extproc))
+    if admin is not None:
+        listeners.append(("admin", "the admin", admin))
+    for number, (place, _, one) in enumerate(listeners):
+        for _, whose, other in listeners[:number]:
+            if one.port == other.port and one.port and (one.host == other.host or _any(one.host) or _any(other.host)):
+                yield Problem((place, "port"), f"{one.port} is {whose} port too", "give the two different ports")
 
 
 def check_paths(gateway: GatewaySettings | None) -> Iterator[Problem]:
@@ -65,7 +78,7 @@ def check_paths(gateway: GatewaySettings | None) -> Iterator[Problem]:
 def check_loops(gateway: GatewaySettings | None, models: Sequence[SoundModel]) -> Iterator[Problem]:
     """No engine is this gateway, as far as its own settings tell: a request there would go round until no connection is
     left."""
-    if gateway is None or not gateway.port:
+    if gateway is None or not gateway.enabled or not gateway.port:
         return
     for path, engine in (engine for model in models for engine in model.engines):
         address = http_address(engine.url)

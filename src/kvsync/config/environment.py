@@ -66,6 +66,7 @@ _AIBRIX: dict[str, Place] = {
     "AIBRIX_PREFIX_CACHE_LOCAL_ROUTER_METRICS_ENABLED": ("telemetry", "prefix_cache_metrics"),
     "AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT": ("routing", "imbalance_abs_count"),
     "AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR": ("routing", "standard_deviation_factor"),
+    "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES": ("extproc", "max_message_bytes"),
 }
 _SHORT: dict[str, Place] = {"KVSYNC_STRICT": ("events", "strict")}
 TEMPLATE = "AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE"
@@ -102,7 +103,6 @@ _UNUSED: dict[str, str] = {
     "AIBRIX_STATESYNC_SYNC_PERIOD": "every gateway follows all engines itself",
     "AIBRIX_AUTH_BEARER_TOKEN": "keys are those of `tenants` in the file: requests are NOT authenticated by this one",
     "AIBRIX_HTTPROUTE_CACHE_TTL": "there are no HTTPRoutes",
-    "AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES": "there is no gRPC; KVSYNC_GATEWAY_MAX_BODY_BYTES bounds a request",
     "AIBRIX_TTFT_THRESHOLD_S": "time to first byte is a histogram in the metrics",
 }
 

@@ -30,6 +30,7 @@ from kvsync.config.checks import (
     check_paths,
 )
 from kvsync.config.environment import FILES, TEMPLATE, Given, default_policy, environment, flags, mend_of
+from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings, ModelSettings, Settings
 from kvsync.config.redis import RedisSettings
@@ -201,7 +202,8 @@ class _Stack:
     def _problems(self) -> Iterator[Problem]:
         gateway, admin = self._sound(GatewaySettings, "gateway"), self._sound(AdminSettings, "admin")
         models = list(self._sound_models())
-        yield from check_listeners(gateway, admin)
+        extproc = self._sound(ExtProcSettings, "extproc")
+        yield from check_listeners(gateway, extproc, admin)
         yield from check_paths(gateway)
         yield from check_loops(gateway, models)
         yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
@@ -209,6 +211,7 @@ class _Stack:
         yield from check_redis(self._sound(RedisSettings, "redis"))
         yield from check_access(
             gateway,
+            extproc,
             admin,
             list(self._sound_tenants()),
             bool(self._data.get("tenants")),

@@ -12,6 +12,7 @@ from kvsync.config.access import EngineTlsSettings, SaltPolicy, Secret, TenantSe
 from kvsync.config.access import Section as _Section
 from kvsync.config.addresses import api_path, http_address, tcp_address
 from kvsync.config.curve import public_key
+from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.redis import RedisSettings
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -166,8 +167,10 @@ class IndexSettings(_Section):
 
 
 class GatewaySettings(_Section):
-    """The data port."""
+    """The data port, and what a request means whichever port it comes in by."""
 
+    enabled: bool = True
+    """Open the data port. ``kvsync extproc`` does not."""
     host: str = "0.0.0.0"
     port: Port = 8080
     extra_paths: tuple[ApiPath, ...] = ()
@@ -260,6 +263,7 @@ class ModelSettings(_Section):
 
 class Settings(_Section):
     gateway: GatewaySettings = GatewaySettings()
+    extproc: ExtProcSettings = ExtProcSettings()
     admin: AdminSettings = AdminSettings()
     events: EventsSettings = EventsSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()

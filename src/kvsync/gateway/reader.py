@@ -18,8 +18,8 @@ from kvsync.requests import errors
 from kvsync.requests.admission import Admitted
 from kvsync.requests.errors import Problem
 from kvsync.requests.headers import Field
+from kvsync.requests.paths import MAX_URL
 
-MAX_URL = 8 << 10
 _LOOKED_AT = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
@@ -253,4 +253,4 @@ class RequestReader:
         raise _Refused
 
 
-__all__ = ["MAX_URL", "Request", "RequestReader"]
+__all__ = ["Request", "RequestReader"]

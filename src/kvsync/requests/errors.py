@@ -251,9 +251,18 @@ def engine_unreachable(outcome: str) -> Problem:
     return Problem(502, f"no engine could answer ({outcome})", reason=outcome, code="engine_unreachable")
 
 
-def first_byte_timeout(seconds: float) -> Problem:
+def first_byte_timeout(seconds: float | None) -> Problem:
+    """``seconds`` that were waited for, where they are known."""
+    limit = "in time" if seconds is None else f"within {seconds:g} s"
+    return Problem(504, f"the engine did not answer {limit}", reason="first_byte_timeout", code="engine_timeout")
+
+
+def body_not_buffered() -> Problem:
+    """Envoy's own configuration is wrong."""
     return Problem(
-        504, f"the engine did not answer within {seconds:g} s", reason="first_byte_timeout", code="engine_timeout"
+        500,
+        "Envoy does not send whole bodies to its external processor (request_body_mode)",
+        reason="body_not_buffered",
     )
 
 

@@ -30,6 +30,7 @@ _HOP_BY_HOP = frozenset(
 )
 _TARGETING = frozenset({b"target-pod", b"target-pod-ip", b"x-gateway-destination-endpoint", b"x-data-parallel-rank"})
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id", b"request-id"})
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"te", b"upgrade", b"expect"})
 _REQUEST_DROPPED = _HOP_BY_HOP | _TARGETING | _REWRITTEN
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """Fields in which clients send keys."""
@@ -108,6 +109,18 @@ class Wishes:
         self.forwarded = [line for line in self.forwarded if not line.lower().startswith(b"accept-encoding:")]
 
 
+def withheld(fields: list[Field], *, credentials_pass: bool = True) -> list[str]:
+    """The names, in lower case, that an engine must not see, for whom somebody else frames and forwards the request:
+    what is about that one's own connections is its own business."""
+    return [
+        lower.decode("latin-1")
+        for lower, _, _ in fields
+        if len(lower) <= _LONGEST
+        and lower not in _FRAMING
+        and ((kind := _kind(lower)) == _DROPPED or (kind == _CREDENTIAL and not credentials_pass))
+    ]
+
+
 def answer_fields(fields: list[Field]) -> list[bytes]:
     """An engine's fields that pass to the client, each as ``name: value CRLF``; framing is left to the connection."""
     named: set[bytes] = set()
@@ -153,4 +166,4 @@ def _text(value: bytes) -> str | None:
     return value.decode("latin-1").strip() or None
 
 
-__all__ = ["CREDENTIALS", "Field", "Wishes", "answer_fields", "is_event_stream", "printable"]
+__all__ = ["CREDENTIALS", "Field", "Wishes", "answer_fields", "is_event_stream", "printable", "withheld"]

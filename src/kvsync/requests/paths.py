@@ -22,6 +22,8 @@ OPENAI_PATHS = (
 )
 TOKENIZE_PATHS = ("/tokenize", "/detokenize")
 MODELS = "/v1/models"
+MAX_URL = 8 << 10
+"""Bytes of a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +105,4 @@ def normalise(path: bytes) -> bytes:
     return b"/" + b"/".join(kept)
 
 
-__all__ = ["MODELS", "OPENAI_PATHS", "TOKENIZE_PATHS", "Paths", "Route", "normalise"]
+__all__ = ["MAX_URL", "MODELS", "OPENAI_PATHS", "TOKENIZE_PATHS", "Paths", "Route", "normalise"]

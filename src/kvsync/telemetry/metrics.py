@@ -58,7 +58,7 @@ class Metrics:
         self._prefix_cache = PrefixCache(families) if prefix_cache else None
 
     def _add_requests(self, families: Families) -> None:
-        counter, histogram = families.counter, families.histogram
+        counter, gauge, histogram = families.counter, families.gauge, families.histogram
         self._requests = counter(
             "kvsync_requests", "Whole answers; reason: engine, or the gateway's own.", "path", "status", "reason"
         )
@@ -72,6 +72,11 @@ class Metrics:
         self._retries = counter("kvsync_retries", "Requests sent again.", "reason")
         self._refused_retries = counter("kvsync_retries_refused", "Requests not sent again, by reason.", "reason")
         self._connections = counter("kvsync_client_connections", "Client connections, by event.", "event")
+        self._extproc_streams = gauge("kvsync_extproc_open_streams", "Requests that Envoy has open here.")()
+        self._extproc_events = counter("kvsync_extproc_streams", "Envoy's streams, by event.", "event")
+        self._extproc_seconds = histogram(
+            "kvsync_extproc_decision_seconds", "From a request's last byte to what Envoy is told.", buckets=_SHORT
+        )()
         self._model_requests = counter("kvsync_model_requests", "Answers of engines.", "model", "status")
 
     def _add_routing(self, families: Families) -> None:
@@ -192,6 +197,15 @@ class Metrics:
 
     def connection(self, event: str) -> None:
         self._connections(event).inc()
+
+    def extproc_stream(self, event: str) -> None:
+        self._extproc_events(event).inc()
+
+    def extproc_decided(self, seconds: float) -> None:
+        self._extproc_seconds.observe(seconds)
+
+    def extproc_streams(self, open_now: int) -> None:
+        self._extproc_streams.set(open_now)
 
     def model_answered(self, model: str, status: int) -> None:
         """An engine's whole answer for a model."""

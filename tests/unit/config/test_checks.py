@@ -54,6 +54,10 @@ B = "name: b, url: 'http://h2:8000'"
         (fleet(A, more="    tokenizer: nowhere\n"), "models[0].tokenizer", "tokenizer.json"),
         ("gateway: {port: 9}\nadmin: {port: 9}\n", "admin.port", "gateway's port too"),
         ("gateway: {host: h, port: 9}\nadmin: {host: h, port: 9}\n", "admin.port", "gateway's port too"),
+        ("gateway: {port: 9}\nextproc: {port: 9, enabled: true}\n", "extproc.port", "gateway's port too"),
+        ("extproc: {port: 9, enabled: true}\nadmin: {port: 9}\n", "admin.port", "external processor's port too"),
+        ("gateway: {enabled: false}\n", "gateway.enabled", "no port takes requests"),
+        ("extproc: {tls: {cert: nowhere, key: nowhere}}\n", "extproc.tls.cert", "can't be read"),
         *(
             (
                 fleet(f"name: a, url: 'http://{url}:8000'") + f"gateway: {{host: {host}, port: 8000}}\n",

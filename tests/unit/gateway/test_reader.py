@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsync.gateway.reader import MAX_URL, RequestReader
+from kvsync.gateway.reader import RequestReader
 from kvsync.requests.admission import Admitted
 from kvsync.requests.auth import STRANGER
 from kvsync.requests.errors import Problem
 from kvsync.requests.headers import Field
-from kvsync.requests.paths import Route
+from kvsync.requests.paths import MAX_URL, Route
 
 ROUTE = Route("/p", (b"POST",))
 

@@ -21,6 +21,9 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.retried("connect_refused")
     metrics.retry_refused("retry_budget")
     metrics.connection("opened")
+    metrics.extproc_stream("opened")
+    metrics.extproc_decided(0.001)
+    metrics.extproc_streams(2)
     metrics.model_answered(model, 200)
     metrics.model_answered(model, 500)
     metrics.decided(model, "prefix-cache", "exact", 1e-4, 100, 60)
@@ -148,6 +151,9 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("retries_refused_total", {"reason": "retry_budget"}, 1),
     ("client_connections_total", {"event": "opened"}, 1),
     ("model_requests_total", {"model": "m", "status": "500"}, 1),
+    ("extproc_streams_total", {"event": "opened"}, 1),
+    ("extproc_decision_seconds_count", {}, 1),
+    ("extproc_open_streams", {}, 2),
     ("decisions_total", {"model": "m", "policy": "prefix-cache", "mode": "exact"}, 1),
     ("routing_seconds_count", {}, 1),
     ("routing_refused_total", {"reason": "no_target"}, 1),
