@@ -1,12 +1,14 @@
 //! The global index: workers by name and by model, those of one model behind one lock with the blocks that they share.
 //!
 //! * One writer may apply while any number of threads match. A model is locked for one batch at a time, so a match sees
-//!   each worker's batch wholly or not at all, and waits for no more than the one batch that is being applied; only where
-//!   a bound is reached, for room to be made as well.
-//! * The registry's lock is held for no longer than it takes to find a worker or to share a list of them.
+//!   each worker's batch wholly or not at all, and waits for no more than the one batch that is being applied. What takes
+//!   longer, sweeping and making room, is done in steps; between them everything that holds of a model holds.
+//! * The registry's lock is held for no longer than it takes to find a worker or to share a list of them; nobody waits for
+//!   a model under it.
 //! * What is asked of a worker that is not registered is ignored, and so is what was on its way to one that is removed.
 //! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
-//!   `store::cut`. A bound on bytes is looked after each time that so much may have come that it matters.
+//!   `store::cut`. One thread makes room at a time, and all that bring too much wait for it, so that it ends; who brings
+//!   nothing does not wait. A bound on bytes is looked after each time that so much may have come that it matters.
 
 mod snapshot;
 
@@ -19,17 +21,20 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::event::{Adapter, ExtraKey};
 use crate::key::{BlockKey, KeyChain};
-use crate::shared::Shared;
-use crate::store::{Census, Cut};
+use crate::shared::{Shared, Walk};
+use crate::steps::Steps;
+use crate::store::{Census, Cut, Rest};
 use crate::trail::Trail;
 use crate::worker::{Answer, Asked, Description, Facts, Match, Observation, Worker};
 
 /// Registrations so far, of every index: what one index says of a moment is never taken for another's.
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Entries that are swept in one go.
+/// Steps under one lock, of making room and of sweeping (where one takes longer): it is held for a fraction of a
+/// millisecond.
 const STEPS: usize = 16_384;
-/// Entries that are swept after each batch, beside what the batch brought.
+const STEPS_OF_SWEEPING: usize = 4_096;
+/// Steps of sweeping after each batch, beside those for what the batch brought.
 const STEPS_PER_BATCH: usize = 512;
 
 /// How many blocks may come until bytes are counted again. A batch counts for some, whatever it brings.
@@ -65,6 +70,31 @@ struct Model {
 impl Model {
     fn new(name: &str) -> Self {
         Self { name: name.to_owned(), body: RwLock::default(), slow: AtomicUsize::new(0) }
+    }
+
+    fn registrations(&self) -> Vec<u64> {
+        self.body.read().workers.keys().copied().collect()
+    }
+
+    /// Count all blocks in, about: in steps, since behind a writer that waits for a long look all lookups would wait.
+    fn census(&self, census: &mut Census) {
+        let mut walk = Walk::START;
+        while !walk.is_over() {
+            self.body.read().shared.census(census, &mut walk, &mut Steps::new(STEPS));
+            census.count();
+        }
+        for registration in self.registrations() {
+            let mut rest = Some(0);
+            while let Some(from) = rest {
+                let body = self.body.read();
+                rest = body
+                    .workers
+                    .get(&registration)
+                    .and_then(|worker| worker.census(&body.shared, census, from, &mut Steps::new(STEPS)));
+                drop(body);
+                census.count();
+            }
+        }
     }
 
     /// Of a worker that was changed.
@@ -144,6 +174,9 @@ impl<'a> Prompt<'a> {
 /// In order of registration.
 type Workers = Arc<Vec<Arc<Registered>>>;
 
+/// A model of that name was registered meanwhile.
+struct OtherModel;
+
 #[derive(Debug, Default)]
 struct Registry {
     by_name: HashMap<String, Arc<Registered>>,
@@ -152,9 +185,23 @@ struct Registry {
 }
 
 impl Registry {
-    fn model(&mut self, name: &str) -> &mut (Arc<Model>, Workers) {
-        let new = || (Arc::new(Model::new(name)), Workers::default());
-        self.by_model.entry(name.to_owned()).or_insert_with(new)
+    /// The model of this name, or one that is not here yet.
+    fn model(&self, name: &str) -> Arc<Model> {
+        self.by_model.get(name).map_or_else(|| Arc::new(Model::new(name)), |(model, _)| Arc::clone(model))
+    }
+
+    /// Add a worker whose model is here or can be, in the place of the one of its name if there is one.
+    fn add(&mut self, added: &Arc<Registered>) -> Result<Option<Arc<Registered>>, OtherModel> {
+        let model = &added.model;
+        if self.by_model.get(&model.name).is_some_and(|(here, _)| !Arc::ptr_eq(here, model)) {
+            return Err(OtherModel);
+        }
+        let replaced = self.remove(&added.name);
+        let new = || (Arc::clone(model), Workers::default());
+        let (_, workers) = self.by_model.entry(model.name.clone()).or_insert_with(new);
+        Arc::make_mut(workers).push(Arc::clone(added));
+        self.by_name.insert(added.name.clone(), Arc::clone(added));
+        Ok(replaced)
     }
 
     fn remove(&mut self, name: &str) -> Option<Arc<Registered>> {
@@ -197,20 +244,21 @@ impl Index {
     /// Register a worker, empty and trusted. Registering a known worker again makes it new, but for its marks.
     pub fn add_worker(&self, name: &str, model: &str, facts: Facts) {
         let registration = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let worker = Worker::new(model, facts, registration);
-        let mut registry = self.registry.write();
-        let replaced = registry.remove(name);
-        let (model, workers) = registry.model(model);
-        model.body.write().workers.insert(registration, worker);
-        let added = Arc::new(Registered {
-            name: name.to_owned(),
-            model: Arc::clone(model),
-            registration,
-            kept: OnceLock::new(),
-        });
-        Arc::make_mut(workers).push(Arc::clone(&added));
-        registry.by_name.insert(name.to_owned(), Arc::clone(&added));
-        drop(registry);
+        let mut worker = Worker::new(model, facts, registration);
+        let (added, replaced) = loop {
+            let model = self.registry.read().model(model);
+            // waits for the model, so not under the registry's lock; nobody finds the worker before it stands there
+            model.body.write().workers.insert(registration, worker);
+            let added = Arc::new(Registered { name: name.to_owned(), model, registration, kept: OnceLock::new() });
+            let replaced = self.registry.write().add(&added);
+            match replaced {
+                Ok(replaced) => break (added, replaced),
+                Err(OtherModel) => {
+                    let taken_back = added.model.body.write().workers.remove(&registration);
+                    worker = taken_back.expect("nobody else knows of it");
+                }
+            }
+        };
         if let Some(before) = replaced.and_then(|replaced| self.retire(&replaced)) {
             self.change(&added, |worker, _| worker.take_marks(&before));
         }
@@ -261,7 +309,7 @@ impl Index {
         worker.note_change();
         registered.model.recount(worker);
         let (after, emptied) = (worker.blocks(), worker.take_emptied());
-        shared.sweep(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize);
+        shared.sweep(Steps::new(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize));
         self.blocks.fetch_add(after.wrapping_sub(before), Ordering::Relaxed); // wraps where there are fewer now
         RwLockWriteGuard::unlock_fair(guard);
         drop(emptied); // not under the lock
@@ -284,22 +332,29 @@ impl Index {
     fn keep_bounds(&self, more: u64) {
         let blocks = || self.blocks.load(Ordering::Relaxed);
         if let Some(most) = self.bounds.blocks
+            && more > 0
             && blocks() > most
         {
-            let _one_at_a_time = self.making_room.lock();
-            while blocks() > most {
-                self.make_room(most - most / 8);
-            }
+            self.make_room_while(|| (blocks() > most).then_some(most - most / 8));
         }
         if let Some(most) = self.bounds.bytes {
             let more = more + BATCH_COUNTS_FOR;
             if self.uncounted.fetch_add(more, Ordering::Relaxed) + more > COUNT_AFTER {
                 self.uncounted.store(0, Ordering::Relaxed);
-                let _one_at_a_time = self.making_room.lock();
-                while blocks() > 0 && self.bytes_of(Worker::block_bytes) > most {
-                    self.make_room(blocks() - blocks().div_ceil(8));
-                }
+                let is_too_much = || blocks() > 0 && self.bytes_of(Worker::block_bytes) > most;
+                self.make_room_while(|| is_too_much().then(|| blocks() - blocks().div_ceil(8)));
             }
+        }
+    }
+
+    /// Make room for as long as there is a number of blocks to go down to; one thread at a time.
+    fn make_room_while(&self, target: impl Fn() -> Option<u64>) {
+        let _one_at_a_time = self.making_room.lock();
+        let mut reads = true;
+        while let Some(target) = target() {
+            self.make_room(target, reads);
+            // lookups may find the blocks that are to go faster than those go: so this ends, whatever they do
+            reads = self.blocks.load(Ordering::Relaxed) <= target;
         }
     }
 
@@ -317,39 +372,55 @@ impl Index {
         self.models().into_iter().map(bytes).sum::<usize>() as u64
     }
 
-    /// Drop blocks until there are `target` at most.
-    fn make_room(&self, target: u64) {
-        let mut census = Census::default();
+    /// Drop blocks until there are about `target` at most; of those that lookups find meanwhile perhaps none, if `reads`
+    /// count.
+    fn make_room(&self, target: u64, reads: bool) {
+        let mut census = if reads { Census::default() } else { Census::blind() };
         let models = self.models();
-        for model in &models {
-            let body = model.body.read();
-            body.shared.census(&mut census);
-            body.workers.values().for_each(|worker| worker.census(&body.shared, &mut census));
-        }
+        models.iter().for_each(|model| model.census(&mut census));
         let cut = census.plan(target);
-        for model in &models {
-            self.cut(model, &cut);
+        models.iter().for_each(|model| self.cut(model, &cut));
+    }
+
+    /// Drop the blocks of these classes in steps, each of which takes whole blocks; see `store::cut`. What is read is
+    /// forgotten last, where the entries are gone through.
+    fn cut(&self, model: &Model, cut: &Cut) {
+        let workers = model.registrations();
+        for registration in workers {
+            let mut rest = Some(Rest::ALL);
+            while let Some(from) = rest {
+                let mut guard = model.body.write();
+                let Body { workers, shared } = &mut *guard;
+                rest = workers.get_mut(&registration).and_then(|worker| {
+                    let (dropped, rest) = worker.cut(shared, cut, from, &mut Steps::new(STEPS));
+                    self.note_cut(model, worker, dropped);
+                    rest
+                });
+                RwLockWriteGuard::unlock_fair(guard);
+            }
+        }
+        let mut walk = Walk::START;
+        while !walk.is_over() {
+            let mut guard = model.body.write();
+            let Body { workers, shared } = &mut *guard;
+            let tally = shared.cut(cut, &mut walk, &mut Steps::new(STEPS));
+            for worker in workers.values_mut() {
+                let dropped = worker.cut_shared(&tally);
+                self.note_cut(model, worker, dropped);
+                if walk.is_over() {
+                    worker.end_cut();
+                }
+            }
+            RwLockWriteGuard::unlock_fair(guard);
         }
     }
 
-    /// Drop the blocks of these classes. All under one lock: a lookup in between would change which ones those are.
-    fn cut(&self, model: &Model, cut: &Cut) {
-        let mut guard = model.body.write();
-        let Body { workers, shared } = &mut *guard;
-        let mut dropped: HashMap<u64, u64> = HashMap::new();
-        for (registration, worker) in workers.iter_mut() {
-            dropped.insert(*registration, worker.cut(shared, cut));
-        }
-        let tally = shared.cut(cut);
-        for (registration, worker) in workers.iter_mut() {
-            let dropped = dropped[registration] + worker.cut_shared(&tally);
-            if dropped > 0 {
-                self.blocks.fetch_sub(dropped, Ordering::Relaxed);
-                worker.note_cut(dropped);
-            }
+    fn note_cut(&self, model: &Model, worker: &mut Worker, dropped: u64) {
+        if dropped > 0 {
+            self.blocks.fetch_sub(dropped, Ordering::Relaxed);
+            worker.note_cut(dropped);
             model.recount(worker);
         }
-        RwLockWriteGuard::unlock_fair(guard);
     }
 
     /// What a lookup of so many tokens takes at most, in nanoseconds, on a slow machine: more than it mostly does.
@@ -439,7 +510,7 @@ impl Index {
             let mut swept = model.body.read().shared.is_swept();
             while !swept {
                 let mut guard = model.body.write();
-                guard.shared.sweep(STEPS);
+                guard.shared.sweep(Steps::new(STEPS_OF_SWEEPING));
                 swept = guard.shared.is_swept();
                 RwLockWriteGuard::unlock_fair(guard);
             }

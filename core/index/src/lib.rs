@@ -21,6 +21,7 @@ pub mod observed;
 pub mod parked;
 pub mod removals;
 pub mod shared;
+mod steps;
 mod store;
 mod table;
 pub mod trail;

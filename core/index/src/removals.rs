@@ -111,8 +111,20 @@ impl Removals {
 
     /// Blocks went without a removal.
     pub(crate) fn lose(&mut self) {
-        self.lost_at = self.step();
+        self.lose_some();
+        self.end_loss();
+    }
+
+    /// Blocks went without a removal, and more may follow: until that is over or something else happens, nothing will be
+    /// claimed of the time since a lookup either.
+    pub(crate) fn lose_some(&mut self) {
+        self.lost_at = self.position + 1;
         self.log.clear();
+    }
+
+    /// No more follow. However many went, it is one moment.
+    pub(crate) fn end_loss(&mut self) {
+        self.position = self.position.max(self.lost_at);
     }
 
     /// The removals since a lookup; `None` when nothing can be claimed of the time since then.
@@ -179,6 +191,25 @@ mod tests {
         let before = removals.position();
         removals.lose();
         assert!(!known(&removals, before) && known(&removals, before + 1));
+    }
+
+    #[test]
+    fn nothing_is_claimed_of_lookups_while_blocks_go() {
+        let mut removals = Removals::new(1);
+        let before = as_of(&removals, false);
+        removals.lose_some();
+        let between = as_of(&removals, false);
+        assert!(removals.since(between).is_none(), "more may go");
+        removals.named(Some(key(7)));
+        let later = as_of(&removals, false);
+        removals.lose_some();
+        assert!([before, between, later].into_iter().all(|lookup| removals.since(lookup).is_none()));
+        removals.end_loss();
+        assert!([before, between, later].into_iter().all(|lookup| removals.since(lookup).is_none()));
+        assert!(removals.since(as_of(&removals, false)).is_some());
+        let position = removals.position();
+        removals.end_loss();
+        assert_eq!(removals.position(), position, "nothing went");
     }
 
     #[test]

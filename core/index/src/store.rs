@@ -27,7 +27,7 @@ use crate::key::BlockKey;
 use crate::shared::{self, Kind, Member, Shared};
 use crate::table::Table;
 
-pub(crate) use cut::{Census, Cut};
+pub(crate) use cut::{Census, Cut, Rest};
 use own::{Own, Walk};
 pub(crate) use own::{Place, Spot, Totals};
 pub(crate) use snapshot::{PlainNames, Restored};

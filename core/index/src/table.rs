@@ -19,6 +19,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::steps::Steps;
+
 /// From how many items on a shard that is full splits instead of growing.
 const SPLIT: usize = 16_384;
 
@@ -321,14 +323,19 @@ impl<T: Copy, const N: usize> Shard<T, N> {
     }
 
     fn take(&mut self, hash: u64, eq: impl FnMut(&T) -> bool) -> Option<T> {
-        let (found, slot) = self.place_of(hash, eq)?;
+        let (group, slot) = self.place_of(hash, eq)?;
+        Some(self.take_at(group, slot, hash))
+    }
+
+    /// Of the item of that hash which stands there.
+    fn take_at(&mut self, found: usize, slot: usize, hash: u64) -> T {
         let mut path = self.path(hash);
         while path.at != found {
             self.groups[path.at].forget_passed(Tag::of(hash));
             path.go_on();
         }
         self.len -= 1;
-        Some(self.groups[found].take(slot))
+        self.groups[found].take(slot)
     }
 
     fn iter(&self) -> impl Iterator<Item = &T> {
@@ -408,6 +415,13 @@ impl Path {
     }
 }
 
+/// Where a way through a table goes on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    shard: usize,
+    group: usize,
+}
+
 /// See the module. The caller hashes and compares: the table knows only its items.
 ///
 /// All bits of a hash count. Items of four bytes make groups of one cache line; for others, `N` is how many of them
@@ -475,6 +489,47 @@ impl<T: Copy, const N: usize> Table<T, N> {
             shard.resize(rehash);
         }
         Some(item)
+    }
+
+    /// Takes out what `goes` says, from a place on, as far as there are steps. Returns that, and where to go on; what was
+    /// laid out meanwhile may be left out or met twice. Here a shard is not laid out before all of it is gone through.
+    pub(crate) fn take_out(
+        &mut self,
+        from: Place,
+        steps: &mut Steps,
+        goes: impl Fn(&T) -> bool,
+        rehash: impl Fn(&T) -> u64,
+    ) -> (Vec<T>, Option<Place>) {
+        let Place { mut shard, mut group } = from;
+        let mut taken = Vec::new();
+        while let Some(at) = self.shards.get_mut(shard) {
+            if group >= at.groups.len() || at.len == 0 {
+                if at.len == 0 || at.is_sparse() {
+                    steps.take(Steps::LOOKED_AT * at.len());
+                    at.resize(&rehash);
+                }
+                (shard, group) = (shard + 1, 0);
+                continue;
+            }
+            if !steps.are_left() {
+                return (taken, Some(Place { shard, group }));
+            }
+            for slot in (0..at.groups[group].len()).rev() {
+                let item = at.groups[group].items[slot];
+                steps.take(Steps::LOOKED_AT);
+                if goes(&item) {
+                    steps.take(Steps::DROPPED);
+                    at.take_at(group, slot, rehash(&item));
+                    self.len -= 1;
+                    taken.push(item);
+                }
+            }
+            group += 1;
+        }
+        if self.len == 0 {
+            *self = Self::default();
+        }
+        (taken, None)
     }
 
     /// Items.

@@ -1,10 +1,12 @@
 //! One writer, many readers: a match sees each worker's batch wholly or not at all.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, Stored, Tier};
-use kvsync_index::{Bounds, Facts, Index, Prompt};
+use kvsync_index::{Answer, Bounds, Facts, Index, Prompt};
 
 const BLOCKS: u64 = 64;
 const BATCHES: usize = 2_000;
@@ -143,6 +145,161 @@ fn the_bound_holds_while_others_match_and_workers_come_and_go() {
     index.add_worker("new", "m", Facts::default());
     (0..10).for_each(|number| index.change_named("new", |worker, shared| worker.apply(shared, None, [chain(number)])));
     assert_eq!(blocks(), MOST);
+}
+
+const CHAINS: u64 = 1_200;
+/// So many chains after it came, a chain goes again.
+const KEPT: u64 = 250;
+/// Names of the first worker's own, of the second one's own, and as many of the third one's in a second tier.
+const CHURNING: [&str; 3] = ["names", "aliases", "odd"];
+
+fn renamed(event: Event<'static>, worker: usize) -> Event<'static> {
+    let rename = |hashes: Vec<EngineHash<'static>>| -> Vec<_> {
+        let number =
+            |hash: &EngineHash<'_>| if let EngineHash::Unsigned(number) = hash { *number } else { unreachable!() };
+        hashes.iter().map(|hash| EngineHash::Unsigned(number(hash) | ((worker == 1) as u64) << 40)).collect()
+    };
+    match event {
+        Event::Stored(stored) => {
+            Event::Stored(Stored { run: Run { hashes: rename(stored.run.hashes), ..stored.run }, ..stored })
+        }
+        Event::Removed(removed) => Event::Removed(Removed { hashes: rename(removed.hashes), ..removed }),
+        other => other,
+    }
+}
+
+fn of_cpu(event: Event<'static>) -> Event<'static> {
+    match event {
+        Event::Stored(stored) => Event::Stored(Stored { tier: Some(Tier::Cpu), ..stored }),
+        Event::Removed(removed) => Event::Removed(Removed { tier: Some(Tier::Cpu), ..removed }),
+        other => other,
+    }
+}
+
+fn gone(number: u64) -> Event<'static> {
+    let Event::Stored(stored) = chain(number) else { unreachable!() };
+    let hashes = stored.run.hashes;
+    Event::Removed(Removed { hashes, tier: Some(Tier::Gpu), group: Some(0), remaining: None })
+}
+
+fn tokens_of(number: u64) -> Vec<u32> {
+    (0..BLOCKS as u32).map(|at| (number as u32 + 1) * 1000 + at).chain([0]).collect()
+}
+
+/// xorshift64*
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33
+}
+
+fn churn(bounds: Bounds) {
+    let index = Index::bounded(bounds);
+    CHURNING.iter().for_each(|name| index.add_worker(name, "m", Facts::default()));
+    let apply = |number: u64, event: fn(u64) -> Event<'static>| {
+        for (at, name) in CHURNING.iter().enumerate() {
+            let event = || renamed(event(number), at);
+            let events = if at == 2 { vec![event(), of_cpu(event())] } else { vec![event()] };
+            index.change_named(name, |worker, shared| worker.apply(shared, None, events.clone()));
+        }
+    };
+    // chains up to the first number have gone, those from the second on have not come
+    let (went, comes) = (AtomicU64::new(0), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    let look = |seed: u64| {
+        let mut state = seed;
+        let mut looks = 0;
+        while !done.load(Ordering::Relaxed) || looks == 0 {
+            let before = went.load(Ordering::Acquire);
+            let number = comes.load(Ordering::Relaxed).saturating_sub(random(&mut state) % (2 * KEPT));
+            let tokens = tokens_of(number);
+            let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+            for (worker, found) in index.lookup(&prompt) {
+                assert!(found.credit == 0 || number >= before, "{} holds chain {number}, of {before}", worker.name());
+                let answer = Answer { cached: found.credit, credit: found.credit, as_of: found.as_of, until: 1e9 };
+                let _ = index.observe(worker.name(), &prompt, &answer);
+            }
+            looks += 1;
+        }
+    };
+    thread::scope(|scope| {
+        let lookers: Vec<_> = (1..3).map(|seed| scope.spawn(move || look(seed))).collect();
+        for number in 0..CHAINS {
+            comes.store(number + 1, Ordering::Relaxed);
+            apply(number, chain);
+            if let Some(old) = number.checked_sub(KEPT) {
+                apply(old, gone);
+                went.store(old + 1, Ordering::Release);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        lookers.into_iter().for_each(|looker| looker.join().expect("nothing that went is credited"));
+    });
+    let check = |first_held: u64, left: bool| {
+        for (name, state) in index.describe() {
+            let count = |word| state.counts.iter().find(|(other, _)| *other == word).map_or(0, |(_, count)| count);
+            assert!(count("capped") > 0, "{name} lost nothing");
+            let copies = if name == "odd" { 2 } else { 1 };
+            let removed = copies * BLOCKS * first_held - count("removed_unknown");
+            assert_eq!(
+                (state.blocks + count("capped")) * copies + removed,
+                copies * BLOCKS * CHAINS,
+                "{name}: {state:?}"
+            );
+            assert_eq!((state.blocks > 0, state.placed), (left, state.blocks), "{name}");
+            assert_eq!(state.copies, copies * state.blocks, "{name}");
+        }
+        for number in 0..CHAINS {
+            let tokens = tokens_of(number);
+            let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+            for (worker, found) in index.lookup(&prompt) {
+                assert!(found.credit == 0 || number >= first_held, "{} holds chain {number}", worker.name());
+            }
+        }
+    };
+    check(CHAINS - KEPT, true);
+    (CHAINS - KEPT..CHAINS).for_each(|number| apply(number, gone));
+    check(CHAINS, false);
+    index.expire(0.0);
+    assert!(index.bytes() < 2 << 20, "{} bytes for nothing", index.bytes());
+}
+
+#[test]
+fn what_goes_by_a_bound_on_blocks_goes_wholly_while_others_look() {
+    churn(Bounds { blocks: Some(2 * KEPT * BLOCKS), bytes: None });
+}
+
+#[test]
+fn what_goes_by_a_bound_on_bytes_goes_wholly_while_others_look() {
+    churn(Bounds { blocks: None, bytes: Some(1 << 20) });
+}
+
+#[test]
+fn nobody_waits_for_a_worker_that_is_added_to_a_busy_model() {
+    let index = Index::new();
+    index.add_worker("busy", "m", Facts::default());
+    let busy = index.worker("busy").expect("registered");
+    thread::scope(|scope| {
+        let index = &index;
+        let (asked, answered) = (mpsc::channel(), mpsc::channel());
+        assert!(index.change(&busy, |_, _| {
+            scope.spawn(move || {
+                asked.0.send(()).expect("somebody waits");
+                index.add_worker("new", "m", Facts::default());
+            });
+            asked.1.recv().expect("it begins");
+            scope.spawn(move || {
+                for _ in 0..20_000 {
+                    assert!(index.worker("new").is_none(), "its model is busy");
+                    thread::yield_now();
+                }
+                answered.0.send(()).expect("somebody waits");
+            });
+            answered.1.recv_timeout(Duration::from_secs(10)).expect("the registry is free");
+        }));
+    });
+    assert_eq!(index.workers_of("m").len(), 2);
 }
 
 #[test]

@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
 
-use super::{Body, Index, Registered, STEPS_PER_BATCH};
+use super::{Body, Index, Registered, STEPS, STEPS_PER_BATCH};
 use crate::image::{Image, ImageError, Plain};
-use crate::shared::{Shared, Slot};
+use crate::shared::{Shared, Walk};
+use crate::steps::Steps;
 use crate::worker::Worker;
 
-/// Entries that are looked through under one lock.
-const ENTRIES: usize = 16_384;
 /// Blocks that are taken under one lock.
 const BLOCKS: usize = 4_096;
 /// How often a worker is told again that changes meanwhile.
@@ -100,7 +99,7 @@ impl Index {
         worker.note_change();
         registered.model.recount(worker);
         let after = worker.blocks();
-        shared.sweep(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize);
+        shared.sweep(Steps::new(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize));
         self.blocks.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
         RwLockWriteGuard::unlock_fair(guard);
         true
@@ -115,12 +114,12 @@ fn tell(registered: &Registered) -> Told {
     let Some(((mut writer, names), changes)) = begun else {
         return Told::Wholly(None);
     };
-    let mut next = Some(Slot::FIRST);
+    let mut next = Some(Walk::START);
     while let Some(from) = next {
         let body = registered.model.body.read();
         match registered.worker(&body) {
             Some(worker) if worker.changes() == changes => {
-                next = worker.tell_plain(&body.shared, &names, from, ENTRIES, &mut writer);
+                next = worker.tell_plain(&body.shared, &names, from, STEPS, &mut writer);
             }
             _ => return Told::Partly,
         }

@@ -16,16 +16,17 @@ mod slab;
 
 use std::hash::BuildHasher;
 
-use hashbrown::{DefaultHashBuilder, HashMap};
+use hashbrown::DefaultHashBuilder;
 
 use crate::holders::{Holders, Seat, SetId};
 use crate::key::BlockKey;
+use crate::steps::Steps;
 use crate::store::{Census, Cut};
 use crate::table::Table;
 
 use slab::{Entry, Slab};
 
-pub(crate) use slab::Slot;
+pub(crate) use slab::{Slot, Walk};
 
 /// A worker's membership: from its first block until it loses all of them at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,7 +68,7 @@ fn kind_of(seat: Seat) -> Kind {
 /// A sweep on its way through all entries.
 #[derive(Debug)]
 struct Sweep {
-    next: Slot,
+    walk: Walk,
     /// The members that it takes out altogether.
     retired: Vec<Member>,
 }
@@ -121,25 +122,20 @@ impl Shared {
         self.sweep.is_none() && self.retired.is_empty()
     }
 
-    /// Take the seats of retired members out of the next `steps` entries.
-    pub(crate) fn sweep(&mut self, steps: usize) {
+    /// Take the seats of retired members out of the next entries, as many as there are steps.
+    pub(crate) fn sweep(&mut self, mut steps: Steps) {
         if self.is_swept() {
             return;
         }
         let retired = &mut self.retired;
-        let sweep = self.sweep.get_or_insert_with(|| Sweep { next: Slot::FIRST, retired: std::mem::take(retired) });
-        let mut next = Some(sweep.next);
-        for _ in 0..steps {
-            next = next.and_then(|slot| self.slab.first(slot));
-            let Some(slot) = next else {
-                break;
-            };
+        let start = || Sweep { walk: Walk::START, retired: std::mem::take(retired) };
+        let mut walk = self.sweep.get_or_insert_with(start).walk;
+        while let Some(slot) = self.slab.next(&mut walk, &mut steps) {
             self.weed(slot);
-            next = Some(slot.next());
         }
-        match (next, &mut self.sweep) {
-            (Some(slot), Some(sweep)) => sweep.next = slot,
-            _ => self.vacant.extend(self.sweep.take().into_iter().flat_map(|sweep| sweep.retired)),
+        match &mut self.sweep {
+            Some(sweep) if !walk.is_over() => sweep.walk = walk,
+            over => self.vacant.extend(over.take().into_iter().flat_map(|sweep| sweep.retired)),
         }
     }
 
@@ -266,15 +262,13 @@ impl Shared {
         slab.remove(slot);
     }
 
-    /// Show the holders of so many entries from this one on. Where to go on, if that is not all.
-    pub(crate) fn look_through(&self, from: Slot, entries: usize, mut look: impl FnMut(Slot, SetId)) -> Option<Slot> {
-        let mut next = self.slab.first(from);
-        for _ in 0..entries {
-            let slot = next?;
+    /// Show the holders of entries from there on, as many as there are steps. Where to go on, if that is not all.
+    pub(crate) fn look_through(&self, mut from: Walk, steps: usize, mut look: impl FnMut(Slot, SetId)) -> Option<Walk> {
+        let mut steps = Steps::new(steps);
+        while let Some(slot) = self.slab.next(&mut from, &mut steps) {
             look(slot, self.slab.at(slot).holders);
-            next = self.slab.first(slot.next());
         }
-        next
+        (!from.is_over()).then_some(from)
     }
 
     // -- reads, and making room
@@ -294,7 +288,9 @@ impl Shared {
     /// Of all entries.
     #[cfg(test)]
     pub(crate) fn seats(&self) -> usize {
-        self.slab.iter().map(|(_, entry)| self.holders.seats(entry.holders).len()).sum()
+        let (mut walk, mut steps) = (Walk::START, Steps::new(usize::MAX));
+        let slots = std::iter::from_fn(|| self.slab.next(&mut walk, &mut steps));
+        slots.map(|slot| self.holders.seats(self.holders(slot)).len()).sum()
     }
 
     /// The live members that these are plain seats of, in order.
@@ -303,47 +299,50 @@ impl Shared {
         seats.map(|seat| Member::of(*seat)).filter(|member| self.live[member.0 as usize])
     }
 
-    /// Count all plain blocks in.
-    pub(crate) fn census(&self, census: &mut Census) {
+    /// Count plain blocks in.
+    pub(crate) fn census(&self, census: &mut Census, walk: &mut Walk, steps: &mut Steps) {
         let mut last = (SetId::EMPTY, 0);
-        for (_, entry) in self.slab.iter() {
+        while let Some(slot) = self.slab.next(walk, steps) {
+            let entry = self.slab.at(slot);
             if entry.holders != last.0 {
                 last = (entry.holders, self.plain_seats(entry.holders).count() as u64);
+                steps.take(self.holders.seats(entry.holders).len());
             }
             census.add(entry.depth(), entry.is_read(), last.1);
         }
     }
 
-    /// Drop the plain blocks of these classes; from then on no entry is read. Returns whose they were.
-    pub(crate) fn cut(&mut self, cut: &Cut) -> Tally {
-        let mut dropped = Tally::default();
-        let mut next = self.slab.first(Slot::FIRST);
-        while let Some(slot) = next {
-            let entry = self.slab.at_mut(slot);
+    /// Drop the blocks of these classes that are held under their entries' names; entries that were passed are not read
+    /// from then on. Returns whose blocks they were.
+    pub(crate) fn cut(&mut self, cut: &Cut, walk: &mut Walk, steps: &mut Steps) -> Tally {
+        let mut dropped = Tally(vec![0; self.members()]);
+        while let Some(slot) = self.slab.next(walk, steps) {
+            let Self { slab, holders, live, .. } = self;
+            let entry = slab.at_mut(slot);
             let read = entry.forget_read();
-            let (depth, holders) = (entry.depth(), entry.holders);
-            if cut.takes(depth, read) {
-                self.plain_seats(holders).for_each(|member| *dropped.0.entry(member).or_default() += 1);
-                let Self { slab, holders, live, .. } = self;
-                let entry = slab.at_mut(slot);
-                let stays = |seat| kind_of(seat) == Kind::Odd && live[Member::of(seat).0 as usize];
-                entry.holders = holders.retain(entry.holders, stays);
-                if entry.holders == SetId::EMPTY {
-                    self.remove(slot);
-                }
+            if !cut.takes(entry.depth(), read) {
+                continue;
             }
-            next = self.slab.first(slot.next());
+            steps.take(Steps::DROPPED + holders.seats(entry.holders).len());
+            entry.holders = holders.retain(entry.holders, |seat| {
+                let (member, named) = (Member::of(seat).number(), kind_of(seat) == Kind::Named);
+                dropped.0[member] += u64::from(named && live[member]);
+                !named && live[member]
+            });
+            if entry.holders == SetId::EMPTY {
+                self.remove(slot);
+            }
         }
         dropped
     }
 }
 
-/// Blocks by member.
-#[derive(Debug, Default)]
-pub(crate) struct Tally(HashMap<Member, u64>);
+/// Blocks by number of a member.
+#[derive(Debug)]
+pub(crate) struct Tally(Vec<u64>);
 
 impl Tally {
     pub(crate) fn of(&self, member: Member) -> u64 {
-        self.0.get(&member).copied().unwrap_or_default()
+        self.0.get(member.number()).copied().unwrap_or_default()
     }
 }

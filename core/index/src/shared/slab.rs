@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::holders::SetId;
 use crate::key::BlockKey;
+use crate::steps::Steps;
 
 /// Entries of a chunk.
 const CHUNK: usize = 4096;
@@ -18,8 +19,6 @@ const WORDS: usize = CHUNK / 64;
 pub(crate) struct Slot(pub(crate) u32);
 
 impl Slot {
-    pub(crate) const FIRST: Self = Self(0);
-
     fn new(chunk: usize, at: usize) -> Self {
         Self((chunk * CHUNK + at) as u32)
     }
@@ -111,6 +110,14 @@ impl Chunk {
 
     fn is_free(&self, at: usize) -> bool {
         at == self.entries.len() && at < CHUNK || self.free[at / 64] >> (at % 64) & 1 == 1
+    }
+
+    /// The first place from `from` on that an entry stands in, if its word of bits has one.
+    fn used_in_word(&self, from: usize) -> Option<usize> {
+        let word = from / 64;
+        let used = !self.free[word] & (u64::MAX << (from % 64));
+        let found = word * 64 + used.trailing_zeros() as usize;
+        (used != 0 && found < self.entries.len()).then_some(found)
     }
 
     /// The first free place, from `from` on if there is one.
@@ -227,27 +234,38 @@ impl Slab {
         }
     }
 
-    /// The first entry from this slot on.
-    pub(crate) fn first(&self, from: Slot) -> Option<Slot> {
-        let mut at = from.at();
-        for (number, chunk) in self.chunks.iter().enumerate().skip(from.chunk()) {
-            if let Some(chunk) = chunk {
-                let found = (at..chunk.entries.len()).find(|at| chunk.entries[*at].holders != SetId::EMPTY);
-                if let Some(found) = found {
-                    return Some(Slot::new(number, found));
-                }
+    /// The next entry on a walk, as far as steps are left. An entry takes one, and so do up to 64 slots without any.
+    pub(crate) fn next(&self, walk: &mut Walk, steps: &mut Steps) -> Option<Slot> {
+        while steps.are_left()
+            && let Some(from) = walk.0
+        {
+            steps.take(1);
+            let Some(chunk) = self.chunks.get(from.chunk()) else {
+                walk.0 = None;
+                break;
+            };
+            if let Some(at) = chunk.as_ref().and_then(|chunk| chunk.used_in_word(from.at())) {
+                let found = Slot::new(from.chunk(), at);
+                walk.0 = Some(found.next());
+                return Some(found);
             }
-            at = 0;
+            let word = from.at() / 64 + 1;
+            let is_last = chunk.as_ref().is_none_or(|chunk| word * 64 >= chunk.entries.len());
+            walk.0 = Some(if is_last { Slot::new(from.chunk() + 1, 0) } else { Slot::new(from.chunk(), word * 64) });
         }
         None
     }
+}
 
-    /// Every entry.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Entry)> {
-        let chunks = self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)));
-        chunks.flat_map(|(number, chunk)| {
-            let entries = chunk.entries.iter().enumerate().filter(|(_, entry)| entry.holders != SetId::EMPTY);
-            entries.map(move |(at, entry)| (Slot::new(number, at), entry))
-        })
+/// A way through all entries in the order of their slots, in as many pieces as it takes. What comes meanwhile may be left
+/// out; what stays is met once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk(Option<Slot>);
+
+impl Walk {
+    pub(crate) const START: Self = Self(Some(Slot(0)));
+
+    pub(crate) fn is_over(self) -> bool {
+        self.0.is_none()
     }
 }

@@ -4,13 +4,19 @@
 //! lookup found since the last time, deepest first, then those that some lookup found, deepest first. A tail is worth
 //! less than what stands before it, and without that it is worth nothing. What a lookup found at one worker is found at
 //! all workers of its model.
+//!
+//! What must always hold: a step takes whole blocks, as if each had been let go by itself: name, seat and count together.
+//! So a lookup or a change between two steps finds nothing that it could not find at any other time. What it changes of
+//! the classes may save or cost a block this time.
 
 use std::hash::BuildHasher;
 
 use hashbrown::HashMap;
 
 use super::{Alias, Store};
-use crate::shared::{Shared, Tally};
+use crate::shared::{Kind, Shared, Tally};
+use crate::steps::Steps;
+use crate::table;
 
 /// How many blocks there are of each class, over all that was counted.
 #[derive(Debug, Default)]
@@ -19,6 +25,10 @@ pub(crate) struct Census {
     /// By depth.
     unread: HashMap<u32, u64>,
     read: HashMap<u32, u64>,
+    /// What is not counted yet: depth, was it read, how many.
+    noted: Vec<(u32, bool, u64)>,
+    /// Reads do not count.
+    blind: bool,
 }
 
 /// Which classes are to go.
@@ -31,13 +41,26 @@ pub(crate) struct Cut {
 }
 
 impl Census {
-    /// Count blocks with a key in.
+    /// Note blocks with a key, which takes no longer under a lock than it must.
     pub(crate) fn add(&mut self, depth: u32, read: bool, blocks: u64) {
-        *if read { &mut self.read } else { &mut self.unread }.entry(depth).or_default() += blocks;
+        self.noted.push((depth, read, blocks));
+    }
+
+    /// Count what was noted.
+    pub(crate) fn count(&mut self) {
+        for (depth, read, blocks) in self.noted.drain(..) {
+            *if read && !self.blind { &mut self.read } else { &mut self.unread }.entry(depth).or_default() += blocks;
+        }
+    }
+
+    /// As if none was read, whatever is until it is dropped.
+    pub(crate) fn blind() -> Self {
+        Self { blind: true, ..Self::default() }
     }
 
     /// The first classes, as many as it takes to leave at most `target` blocks.
-    pub(crate) fn plan(self, target: u64) -> Cut {
+    pub(crate) fn plan(mut self, target: u64) -> Cut {
+        self.count();
         let mut left = self.unplaced + self.unread.values().sum::<u64>() + self.read.values().sum::<u64>();
         let mut cut = Cut::default();
         if left > target && self.unplaced > 0 {
@@ -54,7 +77,7 @@ impl Census {
                 left -= count;
             }
         }
-        cut
+        if self.blind { Cut { read: cut.unread, ..cut } } else { cut }
     }
 }
 
@@ -66,40 +89,61 @@ impl Cut {
     }
 }
 
+/// How far one worker's store was gone through, by its own store and then by its aliases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// So many slots of its own store, and all aliases.
+    Own(usize),
+    Aliases(table::Place),
+}
+
+impl Rest {
+    pub(crate) const ALL: Self = Self::Own(usize::MAX);
+}
+
 impl Store {
-    /// Count the blocks of the own store in.
-    pub(crate) fn census(&self, shared: &Shared, census: &mut Census) {
-        for spot in self.own.spots() {
-            match spot {
-                None => census.unplaced += 1,
-                Some((key, depth)) => census.add(depth, shared.is_key_read(key), 1),
-            }
-        }
-    }
-
-    /// Drop the blocks of the own store that are of these classes, and the names of the plain ones. Returns how many of
-    /// the own store went.
-    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut) -> u64 {
-        let dropped = self.own.cut(|spot| match spot {
-            None => cut.unplaced,
-            Some((key, depth)) => cut.takes(depth, shared.is_key_read(key)),
+    /// Count blocks of the own store in, from a slot on. Returns where the others begin, if there are any.
+    pub(crate) fn census(&self, shared: &Shared, census: &mut Census, from: usize, steps: &mut Steps) -> Option<usize> {
+        let rest = self.own.spots(from, steps, |spot| match spot {
+            None => census.unplaced += 1,
+            Some((key, depth)) => census.add(depth, shared.is_key_read(key), 1),
         });
-        self.sync(shared);
-        let goes = |alias: &&Alias| cut.takes(shared.depth(alias.slot), shared.is_read(alias.slot));
-        let gone: Vec<_> = self.aliases.iter().filter(goes).copied().collect();
-        let Self { aliases, hasher, .. } = self;
-        for Alias { name, slot } in gone {
-            let same = |other: &Alias| other.name == name && other.slot == slot;
-            let hash = |alias: &Alias| hasher.hash_one(alias.name());
-            aliases.remove(hash(&Alias { name, slot }), same, hash);
-        }
-        dropped
+        (rest < self.own.slots()).then_some(rest)
     }
 
-    /// Take out of the count what was dropped of its plain blocks. Returns how many those are.
+    /// Drop the blocks of these classes that no other worker's name finds: those of the own store, then those that have an
+    /// alias. Returns how many went, and what was not gone through.
+    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut, rest: Rest, steps: &mut Steps) -> (u64, Option<Rest>) {
+        let (mut dropped, mut from) = (0, table::Place::default());
+        match rest {
+            Rest::Own(slots) => {
+                let (gone, slots) = self.own.cut(slots, steps, |spot| match spot {
+                    None => cut.unplaced,
+                    Some((key, depth)) => cut.takes(depth, shared.is_key_read(key)),
+                });
+                self.sync(shared);
+                if slots > 0 {
+                    return (gone, Some(Rest::Own(slots)));
+                }
+                dropped += gone;
+            }
+            Rest::Aliases(place) => from = place,
+        }
+        let Self { aliases, hasher, .. } = self;
+        let goes = |alias: &Alias| cut.takes(shared.depth(alias.slot), shared.is_read(alias.slot));
+        let (gone, rest) = aliases.take_out(from, steps, goes, |alias| hasher.hash_one(alias.name()));
+        for alias in &gone {
+            let member = self.member(shared);
+            shared.leave(alias.slot, member, Kind::Alias);
+        }
+        self.plain -= gone.len() as u64;
+        (dropped + gone.len() as u64, rest.map(Rest::Aliases))
+    }
+
+    /// Take out of the count what was dropped of its plain blocks under shared names. Returns how many those are.
     pub(crate) fn settle(&mut self, dropped: &Tally) -> u64 {
-        let plain = self.member.map_or(0, |member| dropped.of(member));
-        self.plain -= plain;
-        plain
+        let named = self.member.map_or(0, |member| dropped.of(member));
+        self.plain -= named;
+        named
     }
 }

@@ -27,6 +27,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable};
 
 use crate::event::{EngineHash, Tier};
 use crate::key::BlockKey;
+use crate::steps::Steps;
 
 pub(crate) use keys::{Spot, Walk};
 
@@ -300,26 +301,50 @@ impl Own {
 
     // -- making room
 
-    /// Key and depth of every block, as far as it has a key.
-    pub(crate) fn spots(&self) -> impl Iterator<Item = Option<(BlockKey, u32)>> {
-        self.blocks.iter().filter(|block| block.places > 0).map(Block::spot)
+    /// Key and depth of each block from a slot on, as far as it has a key; as many as there are steps for. Returns where
+    /// the others begin.
+    pub(crate) fn spots(&self, from: usize, steps: &mut Steps, mut each: impl FnMut(Option<(BlockKey, u32)>)) -> usize {
+        let mut at = from;
+        while steps.are_left()
+            && let Some(block) = self.blocks.get(at)
+        {
+            steps.take(Steps::LOOKED_AT);
+            if block.places > 0 {
+                each(block.spot());
+            }
+            at += 1;
+        }
+        at
     }
 
-    /// Drop the blocks that `goes` says from every place. Returns how many went.
-    pub(crate) fn cut(&mut self, goes: impl Fn(Option<(BlockKey, u32)>) -> bool) -> u64 {
-        let mut dropped = 0;
+    /// Drop the blocks before slot `end` that `goes` says from every place, the last ones first, as many as there are
+    /// steps for. Returns how many went, and how many slots are left.
+    pub(crate) fn cut(
+        &mut self,
+        end: usize,
+        steps: &mut Steps,
+        goes: impl Fn(Option<(BlockKey, u32)>) -> bool,
+    ) -> (u64, usize) {
+        let (mut dropped, mut left) = (0, end.min(self.blocks.len()));
         // from the last slot down: slots are used again last freed first, and a chain wants them in ascending order
-        for slot in (0..self.blocks.len()).rev().map(|at| Slot(at as u32)) {
-            let block = &self.blocks[slot.at()];
+        while left > 0 && steps.are_left() {
+            left -= 1;
+            steps.take(Steps::LOOKED_AT);
+            let (slot, block) = (Slot(left as u32), &self.blocks[left]);
             if block.places > 0 && goes(block.spot()) {
                 for place in (0..self.tiers.len()).map(Place) {
                     self.set_copies(place, slot, Copies::default());
                 }
                 self.free_if_gone(slot);
                 dropped += 1;
+                steps.take(Steps::DROPPED * 2 + self.tiers.len());
             }
         }
-        dropped
+        (dropped, left)
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.blocks.len()
     }
 
     /// Give back what free slots take, if it is much. No slot of before is valid any more.

@@ -6,7 +6,7 @@ use super::own::{Place, Spot};
 use super::{Kind, Store};
 use crate::event::{EngineHash, Tier};
 use crate::image::{Other, Plain, Writer};
-use crate::shared::{Shared, Slot};
+use crate::shared::{Shared, Slot, Walk};
 
 /// The names of plain blocks that their entries don't have.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ impl Store {
         &self,
         shared: &Shared,
         names: &PlainNames,
-        from: Slot,
-        entries: usize,
+        from: Walk,
+        steps: usize,
         writer: &mut Writer,
-    ) -> Option<Slot> {
+    ) -> Option<Walk> {
         let member = self.member?;
         let mut last = None;
-        shared.look_through(from, entries, |slot, holders| {
+        shared.look_through(from, steps, |slot, holders| {
             let kind = match last {
                 Some((same, kind)) if same == holders => kind,
                 _ => shared.kind(holders, member),
@@ -62,7 +62,7 @@ impl Store {
     }
 
     pub(crate) fn tell_others(&self, writer: &mut Writer) -> Option<()> {
-        self.own.slots().try_for_each(|slot| writer.other(&self.own.tell(slot)?))
+        self.own.used().try_for_each(|slot| writer.other(&self.own.tell(slot)?))
     }
 
     pub(crate) fn begin_restoring(&mut self, places: &[(Tier, i64)], suspended: bool) -> Restored {

@@ -36,7 +36,8 @@ use crate::observed::Runs;
 use crate::parked::Parked;
 use crate::removals::Removals;
 use crate::shared::{Shared, Tally};
-use crate::store::{Block, Census, Cut, Store};
+use crate::steps::Steps;
+use crate::store::{Block, Census, Cut, Rest, Store};
 use crate::wire::Batch;
 
 pub use life::Emptied;
@@ -328,15 +329,19 @@ impl Worker {
         self.store.bytes()
     }
 
-    pub(crate) fn census(&self, shared: &Shared, census: &mut Census) {
-        self.store.census(shared, census);
+    /// Count the blocks in that it holds in a way of its own, from a number on. Returns where the others begin.
+    pub(crate) fn census(&self, shared: &Shared, census: &mut Census, from: usize, steps: &mut Steps) -> Option<usize> {
+        self.store.census(shared, census, from, steps)
     }
 
-    /// Drop the blocks of these classes that it holds in a way of its own. Returns how many that were.
-    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut) -> u64 {
-        let dropped = self.store.cut(shared, cut);
-        self.store.tidy();
-        dropped
+    /// Drop the blocks of these classes that only this worker's names find. Returns how many those are, and what there is
+    /// left to go through.
+    pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut, rest: Rest, steps: &mut Steps) -> (u64, Option<Rest>) {
+        let (dropped, rest) = self.store.cut(shared, cut, rest, steps);
+        if rest.is_none() {
+            self.store.tidy();
+        }
+        (dropped, rest)
     }
 
     /// Blocks of it were dropped where all share them. Returns how many that were.
@@ -348,8 +353,13 @@ impl Worker {
     pub(crate) fn note_cut(&mut self, dropped: u64) {
         self.changes += 1;
         self.lost = true;
-        self.removals.lose();
+        self.removals.lose_some();
         self.counts.add_many(Counted::Capped, dropped);
+    }
+
+    /// No more are dropped for this time.
+    pub(crate) fn end_cut(&mut self) {
+        self.removals.end_loss();
     }
 
     /// The worker's state.

@@ -7,7 +7,7 @@ use super::life::Mark;
 use super::{Group, Worker};
 use crate::counts::Counted;
 use crate::image::{Flags, GroupImage, Head, ImageError, Other, Plain, Writer};
-use crate::shared::{Shared, Slot};
+use crate::shared::{Shared, Walk};
 use crate::store::{PlainNames, Restored};
 
 impl Mark {
@@ -48,16 +48,16 @@ impl Worker {
         Some((Writer::new(&self.model, &head, self.store.blocks())?, self.store.names()))
     }
 
-    /// Tell the plain blocks from this entry on, of so many entries. Where to go on, if that is not all.
+    /// Tell the plain blocks from there on, of as many entries as there are steps. Where to go on, if that is not all.
     pub(crate) fn tell_plain(
         &self,
         shared: &Shared,
         names: &PlainNames,
-        from: Slot,
-        entries: usize,
+        from: Walk,
+        steps: usize,
         writer: &mut Writer,
-    ) -> Option<Slot> {
-        self.store.tell_plain(shared, names, from, entries, writer)
+    ) -> Option<Walk> {
+        self.store.tell_plain(shared, names, from, steps, writer)
     }
 
     /// Tell the blocks that are not plain; `None` where one can't be told.

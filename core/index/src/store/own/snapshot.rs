@@ -13,7 +13,7 @@ impl Own {
     }
 
     /// Of all blocks.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn used(&self) -> impl Iterator<Item = Slot> {
         self.blocks.iter().enumerate().filter(|(_, block)| block.places > 0).map(|(at, _)| Slot(at as u32))
     }
 

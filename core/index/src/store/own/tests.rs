@@ -176,7 +176,7 @@ proptest! {
                         goes(plain.spots.get(name).map(|spot| (spot.key, spot.depth)))
                     }).collect();
                     plain.copies.retain(|(_, name), _| !gone.contains(name));
-                    prop_assert_eq!(store.cut(goes), gone.len() as u64);
+                    prop_assert_eq!(store.cut(usize::MAX, &mut Steps::new(usize::MAX), goes), (gone.len() as u64, 0));
                 }
                 Step::Tidy => store.tidy(),
             }
@@ -250,7 +250,8 @@ fn memory_is_given_back() {
         store.add(offload, &EngineHash::Unsigned(name));
         store.set_spot(slot, Spot { key: BlockKey(name), depth: name as u32, guessed: name == 5 });
     }
-    assert_eq!(store.cut(|spot| spot.is_some_and(|(_, depth)| depth >= 100)), 9900);
+    let goes = |spot: Option<(BlockKey, u32)>| spot.is_some_and(|(_, depth)| depth >= 100);
+    assert_eq!(store.cut(usize::MAX, &mut Steps::new(usize::MAX), goes), (9900, 0));
     store.tidy();
     assert_eq!((store.blocks.len(), store.blocks.capacity()), (100, 100));
     store.check();
