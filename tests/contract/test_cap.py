@@ -278,3 +278,22 @@ def test_bytes_are_kept(make_index: Make) -> None:
     assert blocks(index) > 10_000
     for match in index.match([i // 4 for i in range(399 * 256, 399 * 256 + 1024)], M).values():
         assert match.credit <= 1023
+
+
+def test_what_waits_for_its_parent_drives_no_block_out(make_index: Make) -> None:
+    """It has bounds of its own, and to drop blocks would not free it."""
+    most = 4 << 20
+    index = make_index(max_bytes=most)
+    index.add_worker(W, M)
+    index.apply(W, batch(chain(1, 1000)))
+    for number in range(3):
+        index.add_worker(f"parks-{number}", M)
+        for orphan in range(60):
+            waits = stored([f"{number}-{orphan}"], range(20_000), "nobody", block_size=20_000)
+            index.apply(f"parks-{number}", batch(waits))
+    parked = sum(state["parked"] for state in index.stats()["workers"].values())  # type: ignore[attr-defined]
+    assert parked * 20_000 * 4 > 3 * most, "more than there is room for blocks"
+    for number in range(2, 402):  # each batch brings the next look at the bound nearer
+        index.apply(W, batch(chain(number, 1)))
+    assert all("capped" not in state["counts"] for state in index.stats()["workers"].values())  # type: ignore[attr-defined]
+    assert credit(index, prompt(1, 1000)) == 4000

@@ -537,13 +537,18 @@ async def test_a_sink_that_fails_costs_belief_and_not_the_reader(
     await fleet.holds([2])
 
 
-async def test_a_reader_that_fails_says_so_and_leaves_nothing_behind(fleet: Fleet) -> None:
+class CorePanicked(BaseException):
+    """As ``pyo3_runtime.PanicException``: no :class:`Exception`, so that nobody takes it for an error of a call."""
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError, CorePanicked])
+async def test_a_reader_that_fails_says_so_and_leaves_nothing_behind(fleet: Fleet, fault: type[BaseException]) -> None:
     publisher = fleet.publisher()
     await fleet.follow(publisher)
     await fleet.live()
 
     def fail() -> None:
-        raise ZeroDivisionError
+        raise fault
 
     fleet.sink.slow = fleet.sink.on_forget = fail
     publisher.publish(1)
