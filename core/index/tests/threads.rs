@@ -290,13 +290,13 @@ fn nobody_waits_for_a_worker_that_is_added_to_a_busy_model() {
             });
             asked.1.recv().expect("it begins");
             scope.spawn(move || {
-                for _ in 0..20_000 {
+                for _ in 0..500 {
                     assert!(index.worker("new").is_none(), "its model is busy");
                     thread::yield_now();
                 }
                 answered.0.send(()).expect("somebody waits");
             });
-            answered.1.recv_timeout(Duration::from_secs(10)).expect("the registry is free");
+            answered.1.recv_timeout(Duration::from_secs(60)).expect("the registry is free");
         }));
     });
     assert_eq!(index.workers_of("m").len(), 2);
