@@ -5,7 +5,8 @@ and raises one :class:`ConfigError` that lists every fault at once, each with th
 Everything is frozen: a changed file makes a new :class:`Settings`, never a changed one.
 """
 
-from kvsync.config.access import EngineTlsSettings, SaltPolicy, TenantSettings, TlsSettings
+from kvsync.config.access import EngineTlsSettings, SaltPolicy, Seconds, TenantSettings, TlsSettings
+from kvsync.config.discovery import DiscoverySettings, KubernetesSettings
 from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.faults import ConfigError, Fault
 from kvsync.config.loading import Loaded, load, read
@@ -20,7 +21,6 @@ from kvsync.config.model import (
     Port,
     RemoteTokenizerSettings,
     RoutingSettings,
-    Seconds,
     Settings,
     TelemetrySettings,
     TokenizerSettings,
@@ -29,12 +29,14 @@ from kvsync.config.model import (
 __all__ = [
     "AdminSettings",
     "ConfigError",
+    "DiscoverySettings",
     "EngineSettings",
     "EngineTlsSettings",
     "EventsSettings",
     "ExtProcSettings",
     "Fault",
     "GatewaySettings",
+    "KubernetesSettings",
     "Loaded",
     "LocalTokenizerSettings",
     "ModelSettings",

@@ -23,6 +23,9 @@ SHORTEST_SECRET: Final = 16
 _KEY = re.compile(r"[!-~]{16,512}")
 
 
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
 class BadSecret(ValueError):
     """A secret that can't be used; ``mend`` says what to do. The text never holds the secret."""
 
@@ -106,6 +109,7 @@ __all__ = [
     "EngineTlsSettings",
     "KeyHash",
     "SaltPolicy",
+    "Seconds",
     "Secret",
     "Section",
     "TenantSettings",

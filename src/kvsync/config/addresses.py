@@ -178,6 +178,14 @@ def _host(host: str, text: str) -> str:
     return str(address)
 
 
+def loopback(host: str) -> bool:
+    """Whether a host (without brackets) is this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 __all__ = [
     "Address",
     "BadAddress",
@@ -185,6 +193,7 @@ __all__ = [
     "RedisAddress",
     "api_path",
     "http_address",
+    "loopback",
     "redis_address",
     "tcp_address",
 ]

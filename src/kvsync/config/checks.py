@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsync.config.addresses import Address, http_address, tcp_address
+from kvsync.config.addresses import Address, http_address, loopback, tcp_address
 from kvsync.config.curve import BadKey, secret_key
 from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.model import AdminSettings, CurveSettings, EngineSettings, GatewaySettings
@@ -83,7 +83,7 @@ def check_loops(gateway: GatewaySettings | None, models: Sequence[SoundModel]) -
     for path, engine in (engine for model in models for engine in model.engines):
         address = http_address(engine.url)
         here = address.host == gateway.host
-        here = here or (_loopback(address.host) and (_any(gateway.host) or _loopback(gateway.host)))
+        here = here or (loopback(address.host) and (_any(gateway.host) or loopback(gateway.host)))
         if here and address.port == gateway.port:
             message = f"{engine.url} is this gateway's own data port"
             yield Problem((*path, "url"), message, "give the engine's address, or another gateway.port")
@@ -104,13 +104,6 @@ def check_curve(curve: CurveSettings | None) -> Iterator[Problem]:
             secret_key(curve.secret_key_file)
         except BadKey as bad:
             yield Problem((*place, "secret_key_file"), str(bad), bad.mend)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _any(host: str) -> bool:

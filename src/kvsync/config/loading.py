@@ -29,6 +29,7 @@ from kvsync.config.checks import (
     check_models,
     check_paths,
 )
+from kvsync.config.discovery import KubernetesSettings, unfit
 from kvsync.config.environment import FILES, TEMPLATE, Given, default_policy, environment, flags, mend_of
 from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.faults import SHOWN, ConfigError, Fault, nearest
@@ -207,6 +208,8 @@ class _Stack:
         yield from check_paths(gateway)
         yield from check_loops(gateway, models)
         yield from check_curve(_sound(CurveSettings, self._section("events").get("curve") or {}))
+        kubernetes = self._sound(KubernetesSettings, "kubernetes")
+        yield from (Problem(("kubernetes", each.field), each.message, each.mend) for each in unfit(kubernetes))
         yield from check_models(models)
         yield from check_redis(self._sound(RedisSettings, "redis"))
         yield from check_access(

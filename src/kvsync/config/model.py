@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from kvsync.config.access import EngineTlsSettings, SaltPolicy, Secret, TenantSettings, TlsSettings
+from kvsync.config.access import EngineTlsSettings, SaltPolicy, Seconds, Secret, TenantSettings, TlsSettings
 from kvsync.config.access import Section as _Section
 from kvsync.config.addresses import api_path, http_address, tcp_address
 from kvsync.config.curve import public_key
+from kvsync.config.discovery import DiscoverySettings, KubernetesSettings
 from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.redis import RedisSettings
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 PolicyName = Literal["kv-aware", "prefix-cache", "least-request", "power-of-two", "random", "round-robin"]
 
@@ -271,6 +271,8 @@ class Settings(_Section):
     routing: RoutingSettings = RoutingSettings()
     audit: AuditSettings = AuditSettings()
     redis: RedisSettings = RedisSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
     tenants: tuple[TenantSettings, ...] = ()
