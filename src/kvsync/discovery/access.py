@@ -1,7 +1,8 @@
 """How engines are spoken to over HTTP: with which key and which TLS. The same for requests that are proxied and for
 every question of the gateway's own (tokens, event sources, metrics).
 
-What must always hold: a client's credentials have no part in it.
+What must always hold: a client's credentials have no part in it. Engines are foreign: whatever a page of theirs holds,
+fetching it raises nothing but :class:`NoPage`, follows no redirect, and takes a bounded time and space.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import aiohttp
 
 from kvsync.config import GatewaySettings
 from kvsync.config.credentials import client_context, secret
@@ -74,4 +77,45 @@ def live_access(settings: GatewaySettings) -> tuple[EngineAccess, tuple[Live[Any
     return access, (key, context)
 
 
-__all__ = ["EngineAccess", "live_access"]
+Reason: TypeAlias = Literal["unreachable", "timeout", "status", "too_large"]
+
+
+class NoPage(Exception):
+    """A page that should be there could not be had; ``reason`` is for counting."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+async def fetch(
+    session: aiohttp.ClientSession, access: EngineAccess, base: str, path: str, limit: int, patience: float
+) -> bytes | None:
+    """The body of a page of at most ``limit`` bytes, within ``patience`` seconds; ``None``: there is no such page.
+
+    Raises:
+        NoPage: no answer, a server error, no admittance, or too much.
+    """
+    try:
+        timeout = aiohttp.ClientTimeout(total=patience)
+        arguments = access.arguments(base)
+        async with session.get(base + path, timeout=timeout, allow_redirects=False, **arguments) as response:
+            if response.status in (401, 403):
+                raise NoPage("status", f"GET {path}: status {response.status} (see gateway.engine_api_key)")
+            if response.status >= 500:
+                raise NoPage("status", f"GET {path}: status {response.status}")
+            if response.status != 200:
+                return None
+            body = bytearray()
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > limit:
+                    raise NoPage("too_large", f"GET {path}: more than {limit} bytes")
+            return bytes(body)
+    except TimeoutError:
+        raise NoPage("timeout", f"GET {path}: no answer in {patience:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise NoPage("unreachable", f"GET {path}: {error or type(error).__name__}") from None
+
+
+__all__ = ["EngineAccess", "NoPage", "Reason", "fetch", "live_access"]

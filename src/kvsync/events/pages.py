@@ -1,8 +1,7 @@
-"""Pages of an engine that the gateway reads itself: fetched within bounds, and the samples of its ``/metrics``.
+"""The samples of an engine's ``/metrics``.
 
-Engines are foreign: whatever a page holds, reading it raises nothing but :class:`NoPage`, follows no redirect, and
-takes a bounded time and space. Pages are read on the event loop, and ``/metrics`` has thousands of lines, so only the
-lines that are asked for are looked at.
+Engines are foreign: whatever a page holds, reading it raises nothing and takes a bounded time and space. Pages are read
+on the event loop, and ``/metrics`` has thousands of lines, so only the lines that are asked for are looked at.
 """
 
 from __future__ import annotations
@@ -10,11 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Final, Literal, TypeAlias
-
-import aiohttp
-
-from kvsync.discovery.access import EngineAccess
+from typing import Final
 
 MAX_METRICS_BYTES: Final = 16 << 20
 MAX_SAMPLES: Final = 1024
@@ -23,46 +18,6 @@ MAX_SAMPLE_BYTES: Final = 16 << 10
 """Of one line; vLLM's longest has some 1.5 kB."""
 _LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\\n]|\\.)*)"(?:,|(?=}))')
 _VALUE: Final = re.compile(rb" +([^\s]{1,64})")
-
-Reason: TypeAlias = Literal["unreachable", "timeout", "status", "too_large"]
-
-
-class NoPage(Exception):
-    """A page that should be there could not be had; ``reason`` is for counting."""
-
-    def __init__(self, reason: Reason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-async def fetch(
-    session: aiohttp.ClientSession, access: EngineAccess, base: str, path: str, limit: int, patience: float
-) -> bytes | None:
-    """The body of a page of at most ``limit`` bytes, within ``patience`` seconds; ``None``: there is no such page.
-
-    Raises:
-        NoPage: no answer, a server error, no admittance, or too much.
-    """
-    try:
-        timeout = aiohttp.ClientTimeout(total=patience)
-        arguments = access.arguments(base)
-        async with session.get(base + path, timeout=timeout, allow_redirects=False, **arguments) as response:
-            if response.status in (401, 403):
-                raise NoPage("status", f"GET {path}: status {response.status} (see gateway.engine_api_key)")
-            if response.status >= 500:
-                raise NoPage("status", f"GET {path}: status {response.status}")
-            if response.status != 200:
-                return None
-            body = bytearray()
-            async for piece in response.content.iter_any():
-                body += piece
-                if len(body) > limit:
-                    raise NoPage("too_large", f"GET {path}: more than {limit} bytes")
-            return bytes(body)
-    except TimeoutError:
-        raise NoPage("timeout", f"GET {path}: no answer in {patience:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise NoPage("unreachable", f"GET {path}: {error or type(error).__name__}") from None
 
 
 def samples(body: bytes, name: bytes) -> Iterator[tuple[dict[str, str], float]]:
@@ -104,4 +59,4 @@ def _number(text: bytes) -> float | None:
     return number if math.isfinite(number) else None
 
 
-__all__ = ["MAX_METRICS_BYTES", "MAX_SAMPLES", "MAX_SAMPLE_BYTES", "NoPage", "Reason", "fetch", "rank_of", "samples"]
+__all__ = ["MAX_METRICS_BYTES", "MAX_SAMPLES", "MAX_SAMPLE_BYTES", "rank_of", "samples"]

@@ -24,9 +24,9 @@ from typing import Final, TypeAlias
 
 import aiohttp
 
-from kvsync.discovery.access import EngineAccess
+from kvsync.discovery.access import EngineAccess, NoPage, fetch
 from kvsync.discovery.model import Engine
-from kvsync.events.pages import MAX_METRICS_BYTES, NoPage, fetch, rank_of, samples
+from kvsync.events.pages import MAX_METRICS_BYTES, rank_of, samples
 
 AT_ONCE: Final = 8
 LONGEST_PAUSE: Final = 60.0

@@ -23,10 +23,10 @@ from typing import Any, Final
 import aiohttp
 
 from kvsync.config.addresses import Address, BadAddress, http_address, tcp_address
-from kvsync.discovery.access import EngineAccess
+from kvsync.discovery.access import EngineAccess, NoPage, fetch
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
-from kvsync.events.pages import MAX_METRICS_BYTES, NoPage, fetch, rank_of, samples
+from kvsync.events.pages import MAX_METRICS_BYTES, rank_of, samples
 
 MAX_SOURCES_BYTES: Final = 1 << 20
 
