@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 from kvsync.config import EventsSettings, Settings
 from kvsync.config.live import Looked
 from kvsync.discovery.access import live_access
+from kvsync.discovery.adapters import Adapters
+from kvsync.discovery.kubernetes.source import KubernetesSource
 from kvsync.discovery.model import Change
 from kvsync.discovery.static import StaticSource
 from kvsync.events.manager import EventManager
@@ -118,10 +120,20 @@ class App:
         data_tls = port_tls("certificates of the data port", settings.gateway.tls)
         admin_tls = port_tls("certificates of the admin port", settings.admin.tls)
         ports = [tls.live for tls in (data_tls, admin_tls) if tls is not None]
+        self._adapters = Adapters(settings.discovery, self._changed, self._access)
+        self.kubernetes: KubernetesSource | None = None
+        if settings.kubernetes.enabled:
+            self.kubernetes = KubernetesSource(settings.kubernetes, environ or {}, self._discovered)
         self.index = PrefixIndex(settings.index.max_blocks, settings.index.max_bytes)
         self.metrics = Metrics(prefix_cache=settings.telemetry.prefix_cache_metrics)
         self.store = Store(settings.redis, self.metrics)
-        self._renewed: Sequence[Renewed] = (*credentials, *ports, self._tenants, *self.store.renewed)
+        self._renewed: Sequence[Renewed] = (
+            *credentials,
+            *ports,
+            self._tenants,
+            *self.store.renewed,
+            *(self.kubernetes.renewed if self.kubernetes is not None else ()),
+        )
         self.fleet = Fleet(model.name for model in settings.models)
         loads = LoadTable(settings.routing.decode_cost)
         self.router = Router(
@@ -129,7 +141,12 @@ class App:
         )
         self.modes = Modes(time.monotonic)
         self.tokenizer = TokenizerService(
-            settings.tokenizer, settings.models, self._engine_urls, access=self._access, held=self.router.held
+            settings.tokenizer,
+            settings.models,
+            self._engine_urls,
+            served=self._served_models,
+            access=self._access,
+            held=self.router.held,
         )
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         self.audit = Audit(self.index, self.kv_sync.resync, settings.routing.observed_lifetime, self.metrics)
@@ -159,6 +176,7 @@ class App:
             tokenizing=self.tokenizer.stats,
             draining=lambda: self._draining,
             redis=self.store.describe,
+            kubernetes=self.kubernetes.status if self.kubernetes is not None else None,
         )
         self.extproc = self._make_extproc() if settings.extproc.enabled else None
         self._doors: list[Door] = [self.gateway] if settings.gateway.enabled else []
@@ -181,7 +199,7 @@ class App:
             tls=admin_tls,
         )
         self._source = StaticSource(
-            config_file, environ or {}, flags or {}, settings, self._changed, reloaded=self._reloaded
+            config_file, environ or {}, flags or {}, settings, self._discovered, reloaded=self._reloaded
         )
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._newer_settings = asyncio.Event()
@@ -214,7 +232,10 @@ class App:
             "changed settings": self._follow_settings,
             "what runs out with time": self._tick,
             "secrets and certificates": self._follow_files,
+            "adapters of engines": self._adapters.run,
         }
+        if self.kubernetes is not None:
+            steps = {**steps, "pods": self.kubernetes.run}
         self._tasks = [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
         if self.extproc is not None:
             log.info("Envoy's questions on port %d", self.extproc.port)
@@ -289,7 +310,14 @@ class App:
         return True
 
     def _engine_urls(self, model: str) -> list[str]:
-        return [engine.url for engine in self.fleet.engines(model)]
+        return [engine.url for engine in self.fleet.engines(model) if engine.tokenizes]
+
+    def _served_models(self) -> set[str]:
+        return {engine.model for engine in self.fleet if engine.ready}
+
+    def _discovered(self, change: Change) -> None:
+        """What a source of discovery says."""
+        self._adapters.apply(change)
 
     def _changed(self, change: Change) -> None:
         self.router.apply(change)

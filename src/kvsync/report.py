@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from kvsync.discovery.kubernetes.source import KubernetesStatus
 from kvsync.events.contracts import WorkerStatus
 from kvsync.events.sync import KVSync
 from kvsync.index import Index
@@ -35,6 +36,7 @@ class Report:
         tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
         redis: how Redis is doing.
+        kubernetes: how finding engines among pods is doing, where that is asked for.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Report:
         tokenizing: Callable[[], Mapping[str, Any]],
         draining: Callable[[], bool],
         redis: Callable[[], Mapping[str, object]],
+        kubernetes: Callable[[], KubernetesStatus] | None = None,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -63,10 +66,12 @@ class Report:
         self._tokenizing = tokenizing
         self._draining = draining
         self._redis = redis
+        self._kubernetes = kubernetes
         metrics.at_scrape(self._scrape)
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Ready: not shutting down, and an engine to route to. The details say what knowledge serves, per model."""
+        """Ready: not shutting down, an engine to route to, and the pods listed once (or given up for now: a dead API
+        server must not take the gateways out). The details say what knowledge serves, per model."""
         workers = self._modes.workers
         models: dict[str, Counter[str]] = {}
         for engine in self._fleet:
@@ -74,7 +79,7 @@ class Report:
                 modes = [workers.get(worker, "load-only") for worker in map(engine.worker, engine.ranks)]
                 models.setdefault(engine.model, Counter()).update(modes)
         sync = self._kv_sync.status()
-        details = {
+        details: dict[str, object] = {
             "draining": self._draining(),
             "kv_sync": {"state": sync.state, "unmet": sync.unmet},
             "redis": self._redis(),
@@ -83,7 +88,12 @@ class Report:
                 for model, modes in models.items()
             },
         }
-        return not self._draining() and bool(models), details
+        listed = True
+        if self._kubernetes is not None:
+            found = self._kubernetes()
+            listed = found.state != "starting"
+            details["kubernetes"] = _discovery(found)
+        return not self._draining() and bool(models) and listed, details
 
     def moments(self) -> dict[str, Moment]:
         """What is known of every worker of the fleet at this moment."""
@@ -153,6 +163,11 @@ class Report:
         self._metrics.log_dropped(logs.dropped())
         self._metrics.kv_sync(self._kv_sync.status().state)
         self._metrics.modes(self._modes.workers, self._modes.models)
+        if self._kubernetes is not None:
+            found = self._kubernetes()
+            self._metrics.pods(found.pods)
+            for scope in found.scopes:
+                self._metrics.discovered(scope.scope, scope.state, scope.age, scope.counts, scope.failures)
         remote = self._tokenizing()["remote"]
         if remote is not None:
             self._metrics.tokenizers(remote["active"], remote["taken_out"])
@@ -165,6 +180,15 @@ class Report:
             counts = indexed.get(status.worker, {}).get("counts", {})
             self._metrics.streamed(status.worker, status.state.value, _figures(status, counts), asdict(status.counts))
             self._metrics.watched(status.worker, status.asleep, status.alarm, status.scrapes_failed)
+
+
+def _discovery(found: KubernetesStatus) -> dict[str, object]:
+    return {
+        "state": found.state,
+        "problems": {scope.scope: scope.problem for scope in found.scopes if scope.problem is not None},
+        "age": {scope.scope: None if scope.age is None else round(scope.age, 1) for scope in found.scopes},
+        "pods": dict(found.pods),
+    }
 
 
 def _workers(stats: Mapping[str, object]) -> Mapping[str, Mapping[str, Any]]:

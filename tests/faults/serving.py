@@ -56,7 +56,7 @@ class Serving(Gateway):
 
     def deliver(self, kind: Literal["added", "changed", "gone"], engine: Discovered) -> None:
         """What a source of discovery says: for changes that a file can't tell of (readiness, another uid)."""
-        self.app._changed(Change(kind, engine))
+        self.app._discovered(Change(kind, engine))
 
     def discovered(self, name: str) -> Discovered:
         """An engine as the gateway has it now."""

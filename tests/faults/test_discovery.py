@@ -1,6 +1,6 @@
 """Engines that come, go, drain and change under traffic, as Kubernetes makes them: what discovery says holds at once.
 
-The watcher that turns pods into these changes is not there yet; what it will have to say is what these tests say.
+(``tests/kube`` has the watcher that turns pods into these changes.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who serves what: the one description of an engine that every source of discovery produces.
 
-A source (a YAML file now, Kubernetes later) yields :class:`Change` values; whoever consumes them never learns which
+A source (a YAML file, Kubernetes) yields :class:`Change` values; whoever consumes them never learns which
 source it was. An engine's ``uid`` is its identity: two lives of one name or one address are two engines.
 """
 
@@ -40,6 +40,8 @@ class Engine:
     """For the ``external-filter`` header."""
     ready: bool = True
     """Route requests to it. An engine that is not ready is still followed."""
+    tokenizes: bool = True
+    """It may be asked to tokenize (``/tokenize`` as vLLM has it)."""
 
     @property
     def ranks(self) -> range:

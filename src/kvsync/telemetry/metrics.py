@@ -30,6 +30,7 @@ MODES: Final = ("exact", "partial", "observed", "load-only")
 BREAKER_STATES: Final = ("closed", "half-open", "open")
 STREAM_STATES: Final = ("connecting", "catching_up", "live", "repairing", "silent", "down")
 ALARMS: Final = ("not_located", "no_connection", "handshake", "silent")
+DISCOVERY_STATES: Final = ("starting", "synced", "failing", "degraded")
 KV_SYNC_STATES: Final = ("off", "waiting", "running")
 REDIS_STATES: Final = ("off", "unavailable", "connecting", "up", "down")
 
@@ -143,6 +144,18 @@ class Metrics:
             "kvsync_engine_cache_queries_tokens", "Tokens that the engine looked up, by its own metrics.", "worker"
         )
         self._engine_hits = counter("kvsync_engine_cache_hits_tokens", "Of these, those that it had.", "worker")
+        self._discovery = gauge("kvsync_discovery_state", "1 for how finding pods is doing.", "namespace", "state")
+        self._discovery_age = gauge(
+            "kvsync_discovery_age_seconds", "Since the last list or word of the watch.", "namespace"
+        )
+        self._discovery_counts = totals(
+            "kvsync_discovery_events", "What happened between gateway and API server.", "namespace", "event"
+        )
+        self._discovery_failures = totals(
+            "kvsync_discovery_failures", "What could not be had of the API server.", "namespace", "reason"
+        )
+        self._pods = gauge("kvsync_discovery_pods", "Pods with the labels, by what they are.", "verdict")
+        self._verdicts: set[str] = set()
         self._reloads = counter("kvsync_config_reloads", "Changed files, by what came of it.", "result")
 
     def _add_shared(self, families: Families) -> None:
@@ -380,6 +393,25 @@ class Metrics:
         for known in REDIS_STATES:
             self._redis(known).set(known == state)
 
+    def discovered(
+        self, namespace: str, state: str, age: float | None, counts: Mapping[str, int], failures: Mapping[str, int]
+    ) -> None:
+        """How finding pods is doing; ``state`` is one of :data:`DISCOVERY_STATES`."""
+        for known in DISCOVERY_STATES:
+            self._discovery(namespace, known).set(known == state)
+        if age is not None:
+            self._discovery_age(namespace).set(age)
+        for event, total in counts.items():
+            self._discovery_counts.put(total, namespace, event)
+        for reason, total in failures.items():
+            self._discovery_failures.put(total, namespace, reason)
+
+    def pods(self, verdicts: Mapping[str, int]) -> None:
+        """Pods that have to do with models, by what they are."""
+        self._verdicts.update(verdicts)
+        for verdict in self._verdicts:
+            self._pods(verdict).set(verdicts.get(verdict, 0))
+
     def reloaded(self, result: str) -> None:
         """A changed file was ``applied``, ``unchanged`` in its fleet, or ``broken``."""
         self._reloads(result).inc()
@@ -389,6 +421,7 @@ __all__ = [
     "ALARMS",
     "BREAKER_STATES",
     "CONTENT_TYPE",
+    "DISCOVERY_STATES",
     "GONE",
     "KV_SYNC_STATES",
     "MODES",

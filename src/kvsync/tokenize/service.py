@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
@@ -54,8 +54,8 @@ class TokenizerService:
     """Requests → token ids. Used from one event loop, between :meth:`start` and :meth:`close`.
 
     ``engines`` gives the base URLs of the engines that serve a (base) model now; it is asked when the endpoint is
-    ``engines``. ``access`` is how they are spoken to. ``held`` says whether engines hold what they should, if local
-    tokens are right.
+    ``engines``. ``served`` gives the models that discovery found, beside those of the settings. ``access`` is how
+    engines are spoken to. ``held`` says whether they hold what they should, if local tokens are right.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class TokenizerService:
         models: Sequence[ModelSettings],
         engines: Callable[[str], Sequence[str]],
         *,
+        served: Callable[[], Iterable[str]] = tuple,
         access: EngineAccess | None = None,
         held: Held = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
@@ -71,6 +72,7 @@ class TokenizerService:
     ) -> None:
         self._settings = settings
         self._models = tuple(models)
+        self._served = served
         self._pool = BoundedPool(settings.local.threads, settings.local.queue)
         remote = settings.remote
         usable = remote.enabled and remote.endpoint is not None
@@ -174,9 +176,10 @@ class TokenizerService:
             return "the remote tokenizer has no endpoint (set AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT)"
         if remote.endpoint != "engines":
             return await self._remote.probe("")
-        if not self._models:
-            return "no model is configured whose engines could tokenize"
-        return await first_sound(self._remote.probe(model.name) for model in self._models)
+        models = dict.fromkeys([*(model.name for model in self._models), *self._served()])
+        if not models:
+            return "no model is known whose engines could tokenize"
+        return await first_sound(self._remote.probe(model) for model in models)
 
     def stats(self) -> dict[str, Any]:
         return {

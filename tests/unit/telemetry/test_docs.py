@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import get_args
 
 from kvsync import index
+from kvsync.discovery.access import Reason
+from kvsync.discovery.kubernetes import api, pods, reflector
 from kvsync.events import decode
 from kvsync.events.contracts import Alarm
-from kvsync.events.pages import Reason
 from kvsync.events.stream import Counts
 from kvsync.events.sync import SyncState
 from kvsync.routing import breaker, modes
-from kvsync.telemetry.metrics import ALARMS, BREAKER_STATES, KV_SYNC_STATES, MODES, STREAM_STATES, TRUSTS, Metrics
+from kvsync.telemetry.metrics import (
+    ALARMS,
+    BREAKER_STATES,
+    DISCOVERY_STATES,
+    KV_SYNC_STATES,
+    MODES,
+    STREAM_STATES,
+    TRUSTS,
+    Metrics,
+)
 from tests.unit.telemetry.test_metrics import everything
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -54,6 +64,14 @@ def test_states_are_all_named() -> None:
     assert set(ALARMS) == set(get_args(Alarm))
     assert set(ALARMS) <= codes(listed["kvsync_stream_alarm"][1])
     assert set(get_args(Reason)) <= codes(listed["kvsync_engine_metrics_failures_total"][1])
+    assert set(DISCOVERY_STATES) == set(get_args(reflector.State))
+    assert set(DISCOVERY_STATES) <= codes(listed["kvsync_discovery_state"][1])
+    assert set(get_args(api.Reason)) <= codes(listed["kvsync_discovery_failures_total"][1])
+    assert set(pods.REASONS) == set(get_args(pods.Reason))
+    assert set(pods.REASONS) <= codes(listed["kvsync_discovery_pods"][1])
+    counted = set(re.findall(r'counts\["(\w+)"\]', getsource(reflector)))
+    assert len(counted) > 5
+    assert counted <= codes(listed["kvsync_discovery_events_total"][1])
     assert modes.MODES == MODES
     assert set(MODES) <= codes(listed["kvsync_worker_mode"][1])
     assert set(BREAKER_STATES) == set(get_args(breaker.BreakerState))

@@ -41,6 +41,8 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.tokenized(model, "remote", None, 0.002)
     metrics.tokenizers(2, 1)
     metrics.kv_sync("running")
+    metrics.discovered("*", "failing", 2.5, {"lists": 3}, {"timeout": 1})
+    metrics.pods({"ready": 2, "no_address": 1})
     metrics.indexed(worker, "partial", 77, {"orphans": 5})
     metrics.index_bytes(4096)
     metrics.streamed(
@@ -142,6 +144,12 @@ def test_aibrix_s_names_and_labels(metrics: Metrics, name: str, labels: dict[str
 
 
 OWN: list[tuple[str, dict[str, str], float]] = [
+    ("discovery_state", {"namespace": "*", "state": "failing"}, 1),
+    ("discovery_state", {"namespace": "*", "state": "synced"}, 0),
+    ("discovery_age_seconds", {"namespace": "*"}, 2.5),
+    ("discovery_events_total", {"namespace": "*", "event": "lists"}, 3),
+    ("discovery_failures_total", {"namespace": "*", "reason": "timeout"}, 1),
+    ("discovery_pods", {"verdict": "ready"}, 2),
     ("requests_total", {"path": "/v1/completions", "status": "200", "reason": "engine"}, 1),
     ("requests_cut_total", {"path": "/v1/completions", "outcome": "client_gone"}, 1),
     ("request_seconds_sum", {"path": "/v1/completions"}, 0.5),

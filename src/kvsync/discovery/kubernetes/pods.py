@@ -1,0 +1,347 @@
+"""What engine a pod is, or why it is none. Pure: JSON in, a verdict out.
+
+What must always hold: an engine is followed from the moment that its pod runs and has an address; it is ready only
+while the pod's Ready condition is true and nobody has asked for its end. No address, no engine. Another pod of the same
+name, and another start of its container, is another engine (``uid``). Whatever else a pod says wrong of itself (a bad
+port, an unknown switch) is told, never guessed.
+
+Names are AIBrix's. Each is looked for among the labels first, then among the annotations, since a label's value can't
+hold a ``/`` and models' names often do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from kvsync.config.addresses import Address
+from kvsync.discovery.kubernetes.reflector import Key, Unreadable
+from kvsync.discovery.model import Engine
+
+PREFIX: Final = "model.aibrix.ai/"
+HTTP_PORT: Final = 8000
+EVENTS_PORT: Final = 5557
+REPLAY_PORT: Final = 5558
+EVENTS_PORT_NAME: Final = "kv-events"
+REPLAY_PORT_NAME: Final = "kv-replay"
+MAX_RANKS: Final = 1024
+MAX_ADAPTERS: Final = 1000
+RAY_NODE_TYPE: Final = "ray.io/node-type"
+GROUP_INDEX: Final = "stormservice.orchestration.aibrix.ai/pod-group-index"
+_NAME: Final = re.compile(r"[^\x00-\x20\x7f]{1,253}")
+
+Reason: TypeAlias = Literal[
+    "no_model",
+    "bad_setting",
+    "ray_worker",
+    "group_member",
+    "not_running",
+    "finished",
+    "no_address",
+    "address_taken",
+]
+REASONS: Final[tuple[Reason, ...]] = (
+    "no_model",
+    "bad_setting",
+    "ray_worker",
+    "group_member",
+    "not_running",
+    "finished",
+    "no_address",
+    "address_taken",
+)
+"""Why a pod that has one of the labels is no engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is kept of a pod."""
+
+    key: Key
+    uid: str
+    """The pod's."""
+    engine: Engine | None
+    reason: Reason | None = None
+    """Why there is no engine."""
+    detail: str = ""
+    """The same as a sentence."""
+    notes: tuple[str, ...] = ()
+    """What should be changed at it, each as a sentence with its mend."""
+    claim: tuple[bool, str, str] = (False, "", "")
+    """Of several pods that say they have one address, the one with the greatest claim has it: one that is not about to
+    end, then the one that was started last."""
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.key)
+
+
+class _Port(msgspec.Struct, rename="camel"):
+    container_port: int = 0
+    name: str | None = None
+
+
+class _Container(msgspec.Struct):
+    name: str = ""
+    ports: list[_Port] | None = None
+
+
+class _Spec(msgspec.Struct):
+    containers: list[_Container] | None = None
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _Ip(msgspec.Struct):
+    ip: str = ""
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    restart_count: int = 0
+
+
+class _State(msgspec.Struct):
+    phase: str | None = None
+    conditions: list[_Condition] | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    pod_ips: list[_Ip] | None = msgspec.field(name="podIPs", default=None)
+    start_time: str | None = msgspec.field(name="startTime", default=None)
+    containers: list[_ContainerStatus] | None = msgspec.field(name="containerStatuses", default=None)
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Meta
+    spec: _Spec | None = None
+    status: _State | None = None
+
+
+_pod = msgspec.json.Decoder(_Pod).decode
+
+
+class _Bad(ValueError):
+    """A setting of the pod that can't be used."""
+
+
+def judge(raw: bytes) -> Verdict | None:
+    """What engine a pod is, or why it is none; ``None`` for one that has nothing to do with models.
+
+    Raises:
+        Unreadable: this is no pod.
+    """
+    try:
+        pod = _pod(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Unreadable(f"is no pod as the API server has them: {error}") from None
+    meta, state = pod.metadata, pod.status or _State()
+    said = _Said(meta)
+    if not said.any:
+        return None
+    key = (meta.namespace, meta.name)
+    terminating = meta.deletion_timestamp is not None
+    claim = (not terminating, state.start_time or "", meta.creation_timestamp or "")
+    reason, detail = _why_not(said, state)
+    if reason is not None:
+        return Verdict(key, meta.uid, None, reason, detail, claim=claim)
+    try:
+        engine, notes = _engine(pod, state, said, terminating)
+    except _Bad as bad:
+        return Verdict(key, meta.uid, None, "bad_setting", str(bad), claim=claim)
+    return Verdict(key, meta.uid, engine, notes=notes, claim=claim)
+
+
+class _Said:
+    """A pod's labels and annotations."""
+
+    def __init__(self, meta: _Meta) -> None:
+        self.labels: Mapping[str, str] = meta.labels or {}
+        self._annotations: Mapping[str, str] = meta.annotations or {}
+        self.any = any(name.startswith(PREFIX) for name in (*self.labels, *self._annotations))
+
+    def get(self, name: str) -> str:
+        """The value that is not blank, of the label or else the annotation; empty without any."""
+        full = PREFIX + name
+        return self.labels.get(full, "").strip() or self._annotations.get(full, "").strip()
+
+    def followed(self) -> tuple[bool, list[str]]:
+        """Whether its events are to be followed, which a label says and nothing else."""
+        full = f"{PREFIX}kv-events-enabled"
+        switch = self.labels.get(full, "")
+        if switch not in ("", "true", "false"):
+            return False, [f'the label {full} is {switch[:40]!r}: events are not followed; only "true" says so']
+        if not switch and full in self._annotations:
+            return False, [f"{full} is an annotation: events are not followed; make it a label"]
+        return switch == "true", []
+
+    def number(self, name: str, default: int | None, most: int) -> int | None:
+        text = self.get(name)
+        if not text:
+            return default
+        if not (text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most):
+            raise _Bad(f"{PREFIX}{name} is {text[:40]!r}: write a whole number from 1 to {most}")
+        return int(text)
+
+
+def _why_not(said: _Said, state: _State) -> tuple[Reason | None, str]:
+    if said.labels.get(RAY_NODE_TYPE) == "worker":
+        return "ray_worker", f"{RAY_NODE_TYPE} is worker: the head answers for it"
+    index = said.labels.get(GROUP_INDEX, "")
+    if index.isascii() and index.isdecimal() and int(index[:9]) > 0:
+        return "group_member", f"{GROUP_INDEX} is {index[:9]}: the group's first pod answers for it"
+    if not said.get("name"):
+        return "no_model", f"neither a label nor an annotation {PREFIX}name says which model it serves"
+    if state.phase in ("Succeeded", "Failed"):
+        return "finished", f"its phase is {state.phase}"
+    if state.phase != "Running":
+        return "not_running", f"its phase is {state.phase or 'not told'}"
+    if not _addresses(state):
+        return "no_address", "its status has no podIP"
+    return None, ""
+
+
+def _addresses(state: _State) -> list[str]:
+    return [text for text in (state.pod_ip, *(each.ip for each in state.pod_ips or ())) if text and text.strip()]
+
+
+def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[Engine, tuple[str, ...]]:
+    meta = pod.metadata
+    model = said.get("name")
+    if not _NAME.fullmatch(model):
+        raise _Bad(f"{PREFIX}name is no model's name: at most 253 characters, no spaces")
+    scheme = said.get("scheme") or "http"
+    if scheme not in ("http", "https"):
+        raise _Bad(f"{PREFIX}scheme is {scheme[:40]!r}: write http or https")
+    host = _host(_addresses(state)[0])
+    port = said.number("port", HTTP_PORT, 65_535)
+    ranks = said.number("data-parallel-size", 1, MAX_RANKS)
+    assert port is not None
+    assert ranks is not None
+    containers = (pod.spec.containers if pod.spec is not None else None) or ()
+    events = _named_port(containers, EVENTS_PORT_NAME) or EVENTS_PORT
+    replay: int | None = _named_port(containers, REPLAY_PORT_NAME) or REPLAY_PORT
+    followed, notes = said.followed()
+    if followed:
+        if events + ranks - 1 > 65_535:
+            raise _Bad(f"{ranks} ranks from event port {events} on go beyond port 65535: choose a lower one")
+        assert replay is not None
+        if replay + ranks - 1 > 65_535 or abs(replay - events) < ranks:
+            # Engines whose ports are really so don't start: each rank adds its number to both.
+            notes.append(_apart(events, replay, ranks))
+            replay = None
+    spec_decode = said.get("spec-decode") or None
+    if spec_decode not in (None, "eagle"):
+        raise _Bad(f"{PREFIX}spec-decode is {spec_decode[:40]!r}: write eagle (also for MTP)")
+    restarts = _restarts(containers, state, port)
+    name = f"{meta.namespace}/{meta.name}"
+    return Engine(
+        uid=f"{name}@{meta.uid}" + (f".{restarts}" if restarts else ""),
+        name=name,
+        url=str(Address(scheme, host, port)),
+        model=model,
+        adapters=tuple(_adapters(said)),
+        data_parallel_size=ranks,
+        kv_events=followed,
+        events=str(Address("tcp", host, events)) if followed else None,
+        replay=str(Address("tcp", host, replay)) if followed and replay is not None else None,
+        spec_decode=spec_decode,
+        attention_chunk_size=said.number("attention-chunk-size", None, 1 << 24),
+        labels=dict(said.labels),
+        ready=not terminating
+        and any(each.type == "Ready" and each.status == "True" for each in state.conditions or ()),
+        tokenizes=said.get("engine") in ("", "vllm"),
+    ), tuple(notes)
+
+
+def _host(text: str) -> str:
+    try:
+        address = ip_address(text.strip())
+    except ValueError:
+        raise _Bad(f"its podIP is {text[:60]!r}, which is no address") from None
+    if address.is_unspecified or address.is_multicast or (isinstance(address, IPv6Address) and address.is_link_local):
+        raise _Bad(f"its podIP is {text[:60]!r}, which can't be dialled")
+    return str(address)
+
+
+def _named_port(containers: list[_Container] | tuple[()], name: str) -> int | None:
+    return next(
+        (
+            port.container_port
+            for container in containers
+            for port in container.ports or ()
+            if port.name == name and 0 < port.container_port <= 65_535
+        ),
+        None,
+    )
+
+
+def _apart(events: int, replay: int, ranks: int) -> str:
+    return (
+        f"the replay port {replay} is among the {ranks} ranks' ports ({events} to {events + ranks - 1} for events, "
+        f"{replay} to {replay + ranks - 1} for replays): replay is asked of the engine instead (vLLM 0.31 and later). "
+        f"Set replay_endpoint to tcp://*:{_free(events, ranks)}, and a container port {REPLAY_PORT_NAME} of that number"
+    )
+
+
+def _free(events: int, ranks: int) -> int:
+    """A replay port that no rank's events need."""
+    above = events + 1000
+    return above if above + ranks - 1 <= 65_535 and ranks <= 1000 else events - 2 * ranks
+
+
+def _restarts(containers: list[_Container] | tuple[()], state: _State, port: int) -> int:
+    """How often the engine's container was started anew: what was known of the process before is of no use then."""
+    wanted = {EVENTS_PORT_NAME, REPLAY_PORT_NAME}
+    named = [
+        container.name
+        for container in containers
+        if any(each.name in wanted or each.container_port == port for each in container.ports or ())
+    ]
+    engine = named[0] if named else containers[0].name if containers else ""
+    return max(0, next((each.restart_count for each in state.containers or () if each.name == engine), 0))
+
+
+def _adapters(said: _Said) -> Iterator[str]:
+    seen: set[str] = set()
+    for text in said.get("adapters").split(","):
+        name = text.strip()
+        if not name:
+            continue
+        if not _NAME.fullmatch(name):
+            raise _Bad(f"{PREFIX}adapters holds {name[:40]!r}, which is no adapter's name")
+        if name not in seen and len(seen) < MAX_ADAPTERS:
+            seen.add(name)
+            yield name
+
+
+__all__ = [
+    "EVENTS_PORT",
+    "EVENTS_PORT_NAME",
+    "GROUP_INDEX",
+    "HTTP_PORT",
+    "PREFIX",
+    "RAY_NODE_TYPE",
+    "REASONS",
+    "REPLAY_PORT",
+    "REPLAY_PORT_NAME",
+    "Reason",
+    "Verdict",
+    "judge",
+]

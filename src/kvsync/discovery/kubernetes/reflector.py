@@ -1,0 +1,495 @@
+"""Objects of one kind, kept as the API server has them: a list, then a watch, then a list again when that is due.
+
+It knows nothing of what the objects mean: ``digest`` makes of each what the caller wants to keep, or ``None``.
+
+What must always hold:
+
+* What was delivered is what was listed or told last. Trouble of any kind delivers nothing: an API server that is down,
+  slow, or refuses leaves everything as it was.
+* After a gap that no watch can bridge (410, lines that can't be read, a watch that ran its time and said nothing) comes
+  a list, and its difference from what is known, so what was deleted meanwhile is gone.
+* A list comes every ``relist_interval`` in any case: a watch that was opened once goes on delivering when the right to
+  it is withdrawn, and says nothing, without an error, when it was opened at a revision that does not exist.
+* Nothing is read beyond a bound, and no loop turns without a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from kvsync.config.discovery import KubernetesSettings
+from kvsync.discovery.kubernetes.api import ApiServer, Expired, Trouble
+from kvsync.telemetry.logs import Throttle
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+State: TypeAlias = Literal["starting", "synced", "failing", "degraded"]
+
+PAGE_OBJECTS: Final = 500
+MAX_PAGE_BYTES: Final = 32 << 20
+"""A page that has more is asked for again with fewer objects."""
+MAX_LINE_BYTES: Final = 8 << 20
+"""Of a watch. etcd takes objects of 1.5 MiB."""
+MAX_OBJECTS: Final = 100_000
+"""Of one list."""
+MAX_PAGES: Final = 10_000
+LARGE: Final = 256 << 10
+"""JSON from this size on is read in a thread."""
+GRACE: Final = 10.0
+"""Seconds beyond its own timeout that a watch may be silent."""
+STEADY: Final = 2.0
+"""Seconds that a watch is open after which it counts as one that works, even if nothing happened."""
+PAUSE_FIRST: Final = 0.2
+PAUSE_LAST: Final = 30.0
+
+
+class Unreadable(ValueError):
+    """Raised by ``digest`` for an object that is not what it should be."""
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+    kind: str = ""
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Error(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+    kind: str = ""
+
+
+_event = msgspec.json.Decoder(_Event).decode
+_object = msgspec.json.Decoder(_Object).decode
+_page = msgspec.json.Decoder(_Page).decode
+_error = msgspec.json.Decoder(_Error).decode
+_BAD: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[T]):
+    uid: str
+    value: T | None
+    """``None``: nothing to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectorStatus:
+    """How one reflector is doing."""
+
+    scope: str
+    """The namespace, or ``*``."""
+    state: State
+    """``starting``: not listed yet · ``synced`` · ``failing``: something is wrong, for a moment so far · ``degraded``:
+    for long."""
+    problem: str | None
+    """What is wrong, as a sentence."""
+    age: float | None
+    """Seconds since the last list or word of the watch; ``None`` before the first list."""
+    objects: int
+    """Those that the digest kept."""
+    counts: Mapping[str, int]
+    failures: Mapping[str, int]
+    """By reason."""
+
+
+class Reflector(Generic[T]):
+    """See the module. One task runs :meth:`run`; everything else is called on its event loop.
+
+    Args:
+        scope: what it is about, for the log.
+        path: of the collection, such as ``/api/v1/namespaces/default/pods``.
+        kind: of its objects.
+        digest: makes of an object's JSON what is kept of it. It may be called in a thread. Equal values mean that
+            nothing happened. Raises Unreadable.
+        deliver: gets what is gone, and what is new or changed, in one go.
+        clock: monotonic seconds.
+        chance: random numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        scope: str,
+        path: str,
+        kind: str,
+        settings: KubernetesSettings,
+        digest: Callable[[bytes], T | None],
+        deliver: Callable[[Sequence[T], Sequence[T]], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._api = api
+        self.scope = scope
+        self._path = path
+        self._kind = kind
+        self._settings = settings
+        self._digest = digest
+        self._deliver = deliver
+        self._clock = clock
+        self._chance = chance
+        self._query: dict[str, str] = {} if settings.selector is None else {"labelSelector": settings.selector}
+        self._known: dict[Key, _Known[T]] = {}
+        self._revision: str | None = None
+        """Where the watch goes on; ``None``: only a list can tell."""
+        self._list_due = float("-inf")
+        self._page_objects = PAGE_OBJECTS
+        self._failures_in_a_row = 0
+        self._troubles: dict[str, tuple[float, str]] = {}
+        """Of ``list`` and ``watch``: since when, and what."""
+        self._opened: float | None = None
+        """Since when a watch is open."""
+        self._started = clock()
+        self._heard: float | None = None
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._throttle = Throttle(_log, interval=60.0, clock=clock)
+
+    # -- how it is doing ---------------------------------------------------------------------------------------------
+
+    def status(self) -> ReflectorStatus:
+        now = self._clock()
+        self._look_at_watch()
+        listed = self._heard is not None
+        since = min([at for at, _ in self._troubles.values()], default=None if listed else self._started)
+        state: State = "synced" if listed else "starting"
+        if since is not None and now - since >= self._settings.degraded_after:
+            state = "degraded"
+        elif self._troubles and listed:
+            state = "failing"
+        return ReflectorStatus(
+            scope=self.scope,
+            state=state,
+            problem="; ".join(dict.fromkeys(text for _, text in self._troubles.values())) or None,
+            age=None if self._heard is None else max(0.0, now - self._heard),
+            objects=sum(known.value is not None for known in self._known.values()),
+            counts=dict(self.counts),
+            failures=dict(self.failures),
+        )
+
+    def _well(self, what: Literal["list", "watch"]) -> None:
+        self._heard = self._clock()
+        self._over(what)
+
+    def _look_at_watch(self) -> None:
+        """A watch that was opened after trouble, and stays open, ends the trouble."""
+        if self._opened is not None and self._clock() - self._opened >= STEADY and "watch" in self._troubles:
+            self._over("watch")
+
+    def _over(self, what: Literal["list", "watch"]) -> None:
+        self._failures_in_a_row = 0
+        if self._troubles.pop(what, None) is not None and not self._troubles:
+            _log.info("pods of %s: the API server is heard again", self._shown)
+
+    def _ill(self, what: Literal["list", "watch"], trouble: Trouble) -> float:
+        """Note it; returns the seconds to wait now."""
+        self.failures[trouble.reason] += 1
+        since, _ = self._troubles.get(what, (self._clock(), ""))
+        self._troubles[what] = (since, str(trouble))
+        self._throttle.warning(
+            trouble.reason, "pods of %s: %s; what is known of them stays as it is", self._shown, trouble
+        )
+        pause = max(self._pause(), trouble.after)
+        self._failures_in_a_row += 1
+        return pause
+
+    def _pause(self) -> float:
+        doubled = min(PAUSE_FIRST * 2.0 ** min(self._failures_in_a_row, 16), PAUSE_LAST)
+        return doubled * (0.5 + 0.5 * self._chance())
+
+    @property
+    def _shown(self) -> str:
+        return "all namespaces" if self.scope == "*" else f"namespace {self.scope}"
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause)
+            pause = await self.step()
+
+    async def step(self) -> float:
+        """List, if that is due, and watch until that ends. Returns the seconds to wait before the next step."""
+        if self._revision is None or self._clock() >= self._list_due:
+            try:
+                await self._list()
+            except Trouble as trouble:
+                pause = self._ill("list", trouble)
+                if self._revision is None:
+                    return pause
+                self._list_due = self._clock() + pause  # the watch may know better, and goes on until then
+            except Expired:  # even a list without any revision: no API server does that
+                return self._ill("list", Trouble("garbage", "the API server answers 410 to a list from the beginning"))
+            else:
+                interval = self._settings.relist_interval
+                self._list_due = self._clock() + interval * (0.9 + 0.2 * self._chance())
+        try:
+            return await self._watch()
+        except Expired:
+            self.counts["expired"] += 1
+            self._revision = None
+            pause, self._failures_in_a_row = self._pause(), self._failures_in_a_row + 1
+            return pause
+        except Trouble as trouble:
+            pause = self._ill("watch", trouble)
+            if self._failures_in_a_row > 1:  # lists are all there is for now
+                self._list_due = float("-inf")
+            return pause
+
+    # -- lists -------------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        self.counts["lists"] += 1
+        found: dict[Key, _Known[T]] = {}
+        proceed, whole = "", False
+        revision = ""
+        for _ in range(MAX_PAGES):
+            query = self._query | ({} if whole else {"limit": str(self._page_objects)})
+            try:
+                body = await self._api.get(
+                    self._path, query | ({"continue": proceed} if proceed else {}), MAX_PAGE_BYTES
+                )
+            except Expired:
+                if not proceed or whole:
+                    raise
+                # The rest of this list is not kept any more: all of it in one answer then.
+                self.counts["expired"] += 1
+                found, proceed, whole = {}, "", True
+                continue
+            except Trouble as trouble:
+                if trouble.reason != "too_large" or whole or self._page_objects == 1:
+                    raise
+                self._page_objects = max(1, self._page_objects // 4)
+                continue
+            try:
+                page, known = await _aside(self._read_page, body) if len(body) > LARGE else self._read_page(body)
+            except _BAD as bad:
+                raise Trouble("garbage", f"the API server's list can't be read: {bad}") from None
+            found |= known
+            if len(found) > MAX_OBJECTS:
+                text = f"there are more than {MAX_OBJECTS} of them: narrow kubernetes.selector or namespaces"
+                raise Trouble("too_many", text)
+            revision = page.metadata.resource_version
+            if not page.metadata.continue_:
+                break
+            if page.metadata.continue_ == proceed:
+                raise Trouble("garbage", "the API server's list goes round in circles")
+            proceed = page.metadata.continue_
+        else:
+            raise Trouble("too_many", f"a list has more than {MAX_PAGES} pages")
+        if not revision or len(revision) > 128:
+            raise Trouble("garbage", "the API server's list has no revision")
+        self._take_over(found)
+        self._revision = revision
+        self._well("list")
+
+    def _read_page(self, body: bytes) -> tuple[_Page, dict[Key, _Known[T]]]:
+        page = _page(body)
+        if page.kind != f"{self._kind}List":
+            raise ValueError(f"it is a {page.kind[:40]!r}, not a {self._kind}List")
+        return page, dict(self._read_object(item) for item in page.items or ())
+
+    def _take_over(self, found: dict[Key, _Known[T]]) -> None:
+        first = self._heard is None
+        before, self._known = self._known, found
+        gone, seen = [], []
+        for key, old in before.items():
+            new = found.get(key)
+            if old.value is not None and (new is None or new.uid != old.uid or new.value is None):
+                gone.append(old.value)
+        for key, new in found.items():
+            earlier = before.get(key)
+            if new.value is not None and (earlier is None or earlier != new):
+                seen.append(new.value)
+        if gone or seen:
+            if not first:
+                self.counts["corrected"] += len(gone) + len(seen)
+            self._deliver(gone, seen)
+
+    def _read_object(self, raw: bytes | msgspec.Raw) -> tuple[Key, _Known[T]]:
+        meta = _object(raw).metadata
+        if not meta.name or not meta.uid:
+            raise ValueError("an object has no name or no uid")
+        try:
+            value = self._digest(bytes(raw))
+        except Unreadable as bad:
+            self.counts["unreadable"] += 1
+            self._throttle.warning("unreadable", "%s %s/%s: %s", self._kind, meta.namespace, meta.name, bad)
+            value = None
+        return (meta.namespace, meta.name), _Known(meta.uid, value)
+
+    # -- watches -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> float:
+        """Returns the seconds to wait. Ends when the server ends it, or a list is due."""
+        self.counts["watches"] += 1
+        assert self._revision is not None
+        limit = self._settings.watch_timeout
+        query = self._query | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._revision,
+            "timeoutSeconds": str(max(1, round(limit))),
+        }
+        opened, heard_before = self._clock(), self.counts["events"] + self.counts["bookmarks"]
+        trouble: Trouble | None = None
+        try:
+            async with asyncio.timeout(max(0.0, self._list_due - opened)) as due:
+                async with self._api.stream(self._path, query, limit + GRACE) as pieces:
+                    lines = _Lines()
+                    self._opened = self._clock()
+                    async for piece in pieces:
+                        for line in lines.add(piece):
+                            await self._take(line)
+                    if lines.unfinished:
+                        trouble = Trouble("cut", "a watch ended within a line")
+        except TimeoutError:
+            assert due.expired()
+            return 0.0
+        except Trouble as caught:
+            trouble = caught
+            if caught.reason in ("garbage", "too_large"):  # what it said is lost, and would come again
+                self._revision = None
+        finally:
+            self._look_at_watch()
+            self._opened = None
+        if self.counts["events"] + self.counts["bookmarks"] > heard_before:
+            self._well("watch")
+            if trouble is not None and trouble.reason in ("cut", "timeout"):
+                self.counts["cut"] += 1
+                return self._pause()
+            if trouble is None:
+                return 0.0
+        if trouble is not None:
+            raise trouble
+        if self._clock() - opened < 0.8 * limit:
+            raise Trouble("cut", "a watch ended at once")
+        # Either nothing at all happened in the cluster, or the revision means nothing to this server: only a list can
+        # tell which. (Were the revision right, a bookmark had come with any write.)
+        self.counts["silent"] += 1
+        self._list_due = float("-inf")
+        return 0.0
+
+    async def _take(self, line: bytes) -> None:
+        """One line of a watch.
+
+        Raises:
+            Expired, Trouble: what the line says; or it can't be read, so that what it said is lost.
+        """
+        try:
+            event = _event(line)
+            if event.type == "ERROR":
+                raise _told(_error(event.object))
+            if event.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
+                raise ValueError(f"an event of the type {event.type[:40]!r}")
+            found = _object(event.object)
+            revision = found.metadata.resource_version
+            if found.kind != self._kind or not revision or len(revision) > 128:
+                raise ValueError(f"a {found.kind[:40]!r} of the revision {revision[:40]!r}")
+            if event.type == "BOOKMARK":
+                self.counts["bookmarks"] += 1
+            else:
+                large = len(line) > LARGE
+                key, known = await _aside(self._read_object, event.object) if large else self._read_object(event.object)
+                self.counts["events"] += 1
+                self._apply(key, known, deleted=event.type == "DELETED")
+        except _BAD as bad:
+            raise Trouble("garbage", f"a line of a watch can't be read: {bad}") from None
+        self._revision = revision
+        self._well("watch")
+
+    def _apply(self, key: Key, new: _Known[T], *, deleted: bool) -> None:
+        old = self._known.get(key)
+        if deleted:
+            if old is not None and old.uid == new.uid:
+                del self._known[key]
+                if old.value is not None:
+                    self._deliver([old.value], [])
+            return
+        self._known[key] = new
+        gone = (
+            [old.value]
+            if old is not None and old.value is not None and (old.uid != new.uid or new.value is None)
+            else []
+        )
+        seen = [new.value] if new.value is not None and old != new else []
+        if gone or seen:
+            self._deliver(gone, seen)
+
+
+class _Lines:
+    """Lines out of pieces of any size, each within a bound."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    @property
+    def unfinished(self) -> bool:
+        return self._size > 0
+
+    def add(self, piece: bytes) -> Iterator[bytes]:
+        *whole, rest = piece.split(b"\n")
+        for end in whole:
+            line = b"".join([*self._parts, end])
+            self._parts, self._size = [], 0
+            if line.strip():
+                yield line
+        self._parts.append(rest)
+        self._size += len(rest)
+        if self._size > MAX_LINE_BYTES:
+            raise Trouble("too_large", f"a line of a watch has more than {MAX_LINE_BYTES} bytes")
+
+
+def _told(error: _Error) -> Exception:
+    if error.code == 410:
+        return Expired()
+    said = "".join(c if c.isprintable() else " " for c in error.message[:300])
+    return Trouble("server_error", f"the API server ended a watch with {error.code}: {said}")
+
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+async def _aside(work: Callable[[A], R], on: A) -> R:
+    return await asyncio.to_thread(work, on)
+
+
+__all__ = ["Key", "Reflector", "ReflectorStatus", "State", "Unreadable"]

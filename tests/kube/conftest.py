@@ -1,0 +1,58 @@
+"""One suite, two API servers: the fake in ``make test``, a real one in ``make test-kube`` (``KVSYNC_KUBETEST`` names
+the binary). Each test has a namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+import pytest
+
+from .fake import FakeApiServer
+from .pods import Kube
+from .real import RealApiServer
+
+BINARY = os.environ.get("KVSYNC_KUBETEST")
+Server: TypeAlias = FakeApiServer | RealApiServer
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer | None]:
+    if not BINARY:
+        yield None
+        return
+    with RealApiServer(Path(BINARY).absolute(), tmp_path_factory.mktemp("kube")) as server:
+        yield server
+
+
+@pytest.fixture
+async def server(real: RealApiServer | None, tmp_path: Path) -> AsyncIterator[Server]:
+    if real is not None:
+        yield real
+        return
+    async with FakeApiServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def fake(server: Server) -> FakeApiServer:
+    """For what can't be asked of a real one."""
+    if not isinstance(server, FakeApiServer):
+        pytest.skip("a real API server does not do this on demand")
+    return server
+
+
+@pytest.fixture
+async def kube(server: Server) -> AsyncIterator[Kube]:
+    tls = ssl.create_default_context(cafile=str(server.ca_file))
+    timeout = aiohttp.ClientTimeout(total=90)
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        kube = Kube(session, server.url, server.token, tls, f"t-{uuid.uuid4().hex[:8]}")
+        await kube.namespaced()
+        yield kube
