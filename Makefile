@@ -2,6 +2,7 @@
 #   make demo        set up, then show the main job (no GPU, no cluster, no Redis)
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
+#   make test-kube   build a real kube-apiserver with etcd (Go 1.26, 8 minutes and more, once) and run tests/kube on it
 #   make fuzz        ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories;
 #                    then libFuzzer on the native core, FUZZ_SECONDS (300) for each target
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
@@ -25,7 +26,7 @@ TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v -e /target/ -e core/benches/ -e core/fuzz/)
 
-.PHONY: demo test soak test-vllm fuzz lint bench bench-micro instructions protocol build manifests lock
+.PHONY: demo test soak test-vllm test-kube fuzz lint bench bench-micro instructions protocol build manifests lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
 
@@ -36,6 +37,10 @@ test: .make/dev .make/helm/pin
 test-vllm: .make/dev
 	nice scripts/vllm/install.sh .make/vllm-venv
 	nice $(BIN)/pytest -s tests/e2e/vllm/scenarios.py $(TEST_ARGS)
+
+test-kube: .make/dev
+	scripts/kube/build.sh .make/kube/kubetest
+	KVSYNC_KUBETEST=.make/kube/kubetest nice $(BIN)/pytest -v -s tests/kube $(TEST_ARGS)
 
 fuzz: .make/dev
 	KVSYNC_FUZZ=1 $(BIN)/pytest --timeout 7200 tests/fuzz tests/unit/events/test_stream_model.py $(TEST_ARGS)

@@ -82,8 +82,11 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
     settle_collector()
-    if not settings.models:
-        log.warning("no model is configured, so every request is refused: list models and engines in the YAML file")
+    if not settings.models and not settings.kubernetes.enabled:
+        log.warning(
+            "no model is configured, so every request is refused: list models and engines in the YAML file, or have "
+            "them found (kubernetes.enabled)"
+        )
     try:
         await end.wait()
         limit = settings.gateway.drain_timeout
