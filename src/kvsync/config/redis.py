@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from kvsync.config.access import EngineTlsSettings, Section
+from kvsync.config.access import EngineTlsSettings, Seconds, Section
 from kvsync.config.addresses import redis_address
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 def _redis(text: str) -> str:
