@@ -103,7 +103,8 @@ class Followed:
     @property
     def mute(self) -> bool:
         """Its engine answers requests and has never published a batch: nothing is known of it."""
-        return self.stream.state is State.SILENT and self.stream.counts.applied == 0
+        never = self.stream.counts.applied == 0 and self.stream.last is None
+        return self.stream.state is State.SILENT and never
 
     # -- what the sink takes by itself ----------------------------------------------------------------------------
 

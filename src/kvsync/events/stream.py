@@ -60,6 +60,10 @@ Theory of operation
     replay endpoint, with a buffer so small that it lacks the predecessor, with timestamps that are no float64, or with
     a clock that is behind the old one's by just the pause.
 
+    *From a snapshot.* A stream may begin where another one stood (:class:`Position`), with what that one's index had: it
+    is then as if it had lost its connection there, and the first round shows, as always, whether the same process still
+    answers. What may be told on is a position behind which nothing is open: no gap, no round, no doubt.
+
     *Doubt.* Where somebody finds that what was applied contradicts the engine (``resync``), it is forgotten and the
     epoch is followed anew, from number 0.
 """
@@ -189,6 +193,15 @@ class StopReplay(NamedTuple):
 
 
 Action: TypeAlias = Apply | Forget | NewEpoch | Relearn | AskReplay | StopReplay
+
+
+class Position(NamedTuple):
+    """How far an epoch was followed, from its number 0 on and with nothing left out."""
+
+    seq: int
+    """The last number applied."""
+    mark: bytes
+    """Its stamp."""
 
 
 class Budget:
@@ -360,10 +373,12 @@ class Stream:
         replay_timeout: float,
         replay_round_timeout: float,
         start: int = 0,
+        since: Position | None = None,
     ) -> None:
         """
         Args:
             start: the first number wanted; above 0 only for who does not need what is below.
+            since: where another stream stood, whose batches up to there the sink has. Not with a ``start``.
         """
         self.state = State.CONNECTING
         self.counts = Counts()
@@ -422,6 +437,17 @@ class Stream:
         """Those of them between which nothing can have been dropped."""
         self._absent: dict[int, int] = {}
         """Numbers that exist nowhere, as first one → the existing number behind it."""
+        if since is not None:
+            self.last, self._next, self._at = since.seq, since.seq + 1, _time(since.mark)
+            self._marks.note(*since)
+
+    @property
+    def position(self) -> Position | None:
+        """Where another stream can go on from; ``None`` while that is open, or where something was lost."""
+        settled = self._round is None and self._doubt is None and not self._hinted
+        if not self.current or not self.whole or self._start or self.last is None or not settled:
+            return None
+        return Position(self.last, self._stamp_of_last())
 
     @property
     def current(self) -> bool:
@@ -610,13 +636,13 @@ class Stream:
     def resync(self, now: float) -> list[Action]:
         """Somebody doubts what was applied: forget it, and follow the epoch anew from its number 0."""
         self.counts.resyncs += 1
-        if self.state is not State.CONNECTING:  # else nothing was applied
+        if self.state is not State.CONNECTING or self.last is not None:  # else nothing was applied
             self._close_round()
             self._forget()
             if self._replays:
                 self._discard_waiting()
                 self._drop_applied()
-                if self.state is not State.DOWN:
+                if self.state not in (State.CONNECTING, State.DOWN):
                     self._verified = False  # what comes live waits
                     self._go(Cause.ANEW)
                     self._begin_repair()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from kvsync.events.stream import MAX_BARREN_ROUNDS, SETTLING, Action, Apply, AskReplay, Budget, Stream
+from kvsync.events.stream import MAX_BARREN_ROUNDS, SETTLING, Action, Apply, AskReplay, Budget, Position, Stream
 
 
 def batch(seq: int, epoch: float = 0, size: int = 0) -> bytes:
@@ -26,10 +26,17 @@ def words(actions: list[Action]) -> list[Any]:
 
 
 class S:
-    def __init__(self, *, can_replay: bool = True, budget: int = 1 << 20, start: int = 0) -> None:
+    def __init__(
+        self, *, can_replay: bool = True, budget: int = 1 << 20, start: int = 0, since: Position | None = None
+    ) -> None:
         self.budget = Budget(budget)
         self.stream = Stream(
-            can_replay=can_replay, budget=self.budget, replay_timeout=1.0, replay_round_timeout=30.0, start=start
+            can_replay=can_replay,
+            budget=self.budget,
+            replay_timeout=1.0,
+            replay_round_timeout=30.0,
+            start=start,
+            since=since,
         )
         self.now = 100.0
 

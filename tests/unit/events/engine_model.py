@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -24,6 +25,7 @@ from kvsync.events.stream import (
     Budget,
     Forget,
     NewEpoch,
+    Position,
     Relearn,
     State,
     StopReplay,
@@ -77,6 +79,9 @@ class Sink(Protocol):
 
     def credit(self) -> set[int]: ...
 
+    def copy(self) -> Sink | None:
+        """Another replica's that knows the same; ``None`` where that can't be told."""
+
 
 class SetSink:
     """The plainest index: copies per block."""
@@ -119,6 +124,9 @@ class SetSink:
     def credit(self) -> set[int]:
         return set() if self.suspended else set(self.copies)
 
+    def copy(self) -> Sink:
+        return deepcopy(self)
+
 
 class IndexSink:
     """A real index."""
@@ -151,6 +159,26 @@ class IndexSink:
 
     def credit(self) -> set[int]:
         return {b for b in range(BLOCKS) if self.index.match([b] * 4 + [9], "m")["w"].credit}
+
+    def copy(self) -> Sink | None:
+        image = self.index.dump("w")
+        if image is None:
+            return None
+        other = IndexSink(type(self.index)())
+        other.index.restore("w", image)
+        return other
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a replica told of its worker, and what the model noted of that."""
+
+    position: Position
+    sink: Sink
+    stretch: list[Batch]
+    epochs: int
+    fresh: set[int]
+    noted: set[int]
 
 
 @dataclass
@@ -232,6 +260,7 @@ class World:
         self.fresh: set[int] = set()
         """Processes that somebody noted something of, and that no batch was applied of since."""
         self.noted: set[int] = set()
+        self.snapshot: Snapshot | None = None
 
     # -- the engine -------------------------------------------------------------------------------------------------
 
@@ -364,6 +393,39 @@ class World:
 
     def hint(self) -> None:
         self.carry_out(self.stream.hint_restart(self.now))
+
+    def tell(self) -> None:
+        """A snapshot is taken, where one can be."""
+        position = self.stream.position
+        if position is None:
+            return
+        sink = self.sink.copy()
+        if sink is not None:
+            self.snapshot = Snapshot(position, sink, [*self.stretch], self.epochs, {*self.fresh}, {*self.noted})
+
+    def succeed(self) -> bool:
+        """Another replica takes this one's place, from the last snapshot. False: there is none."""
+        told = self.snapshot
+        sink = None if told is None else told.sink.copy()
+        if told is None or sink is None:
+            return False
+        self.stream.close()
+        self.link = self.told = self.subscribed = False
+        self.links.clear()
+        self.wire.clear()
+        self.asked = self.replies = self.served_by = self.proved = None
+        self.arrived = -1
+        self.sink, self.stretch, self.epochs = sink, [*told.stretch], told.epochs
+        self.fresh, self.noted = {*told.fresh}, {*told.noted}
+        self.sink.suspend()
+        self.stream = Stream(
+            can_replay=self.can_replay,
+            budget=self.budget,
+            replay_timeout=REPLAY_TIMEOUT,
+            replay_round_timeout=30.0,
+            since=told.position,
+        )
+        return True
 
     # -- what the stream wants --------------------------------------------------------------------------------------
 

@@ -193,9 +193,43 @@ class IndexHistory(History):
         return IndexSink(ReferenceIndex())
 
 
+class Replicas(History):
+    """The same, with another replica in this one's place now and then, which begins from a snapshot."""
+
+    successions = 0
+
+    @rule(settled=st.booleans())
+    def tell(self, settled: bool) -> None:
+        if settled:
+            self.world.settle()
+        self.world.tell()
+
+    @rule(meanwhile=STEPS, restarts=st.sampled_from([0, 0, 0, 1, 2]), ahead=st.integers(0, 6), then=THEN)
+    def succeed(self, meanwhile: list[tuple[list[int], bool]], restarts: int, ahead: int, then: str) -> None:
+        """Old or new, the snapshot may be of a process that is gone."""
+        for _ in range(restarts):
+            self.world.restart(unseen=False, ahead=ahead, cut=0)
+        type(self).successions += self.world.succeed()
+        self.publish(meanwhile, "nothing")
+        self.world.connect()
+        self.world.subscribe()
+        self.go_on(then)
+
+
+class IndexReplicas(Replicas):
+    """These with the reference index for a sink."""
+
+    def sink(self) -> Sink:
+        return IndexSink(ReferenceIndex())
+
+
 FUZZ = settings.get_current_profile_name() == "fuzz"
 MANY = settings(stateful_step_count=30, report_multiple_bugs=False)
 TestHistory = History.TestCase
 TestHistory.settings = settings(MANY, max_examples=10_000 if FUZZ else 300)
+TestReplicas = Replicas.TestCase
+TestReplicas.settings = settings(MANY, max_examples=5_000 if FUZZ else 150)
+TestIndexReplicas = IndexReplicas.TestCase
+TestIndexReplicas.settings = settings(MANY, max_examples=1_000 if FUZZ else 40)
 TestIndexHistory = IndexHistory.TestCase
 TestIndexHistory.settings = settings(MANY, max_examples=1_000 if FUZZ else 40)
