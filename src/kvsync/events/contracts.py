@@ -9,12 +9,12 @@ makes it new (other facts, another place), which is not the same as removing it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from kvsync.discovery.model import Engine
-from kvsync.events.stream import Counts, State
+from kvsync.events.stream import Counts, Position, State
 from kvsync.events.types import EventBatch
 
 
@@ -121,6 +121,46 @@ class DrainingSink(Sink, Protocol):
         ...
 
 
+@runtime_checkable
+class TellingSink(Sink, Protocol):
+    """A sink that can tell what it knows of a worker to another replica's."""
+
+    def dump(self, worker: str) -> bytes | None:
+        """``None``: that can't be told now."""
+        ...
+
+    def restore(self, worker: str, image: bytes) -> None:
+        """Raises: ValueError: it can't be taken; then nothing is changed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was known of a worker when its stream stood at a position."""
+
+    position: Position
+    image: bytes
+
+
+Warm: TypeAlias = "Callable[[Target], Awaitable[Snapshot | None]]"
+"""Gives what another replica told of a worker, if there is something. Whoever asks waits no longer than it wants to."""
+
+
+class Turn(Protocol):
+    """One stream's turn at replaying, asked for or taken."""
+
+    def end(self) -> None:
+        """It is over, or wanted no more. Any thread may say so, and more than once."""
+
+
+class Turns(Protocol):
+    """Lets few replays of one engine run at a time, over all replicas."""
+
+    def ask(self, engine: str, granted: Callable[[], object]) -> Turn:
+        """Ask for a turn. ``granted`` is called in any thread, after a bounded while in any case."""
+        ...
+
+
 class Timer(Protocol):
     """Hears how long hand-overs to the sink took. All other figures are read from :class:`WorkerStatus`."""
 
@@ -201,12 +241,16 @@ class WorkerStatus:
     asleep: bool = False
     """Its engine sleeps, as its metrics say: the cache is gone, and no credit is given until it is awake."""
     counts: Counts = field(default_factory=Counts)
+    restored: bool = False
+    """What is known of it began with another replica's snapshot, and that was shown to be of this epoch."""
+    caught_up_in: float | None = None
+    """Seconds from its registration until it could be relied on for the first time; ``None`` until then."""
     connections: int = 0
     disconnections: int = 0
     reconnect_attempts: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     """By reason: ``frame_count``, ``sequence_size``, ``sequence_range``, ``handshake``, ``connect_timeout``,
-    ``endpoint``, ``overrun``, ``sink``, ``undecodable``."""
+    ``endpoint``, ``overrun``, ``sink``, ``snapshot``, ``undecodable``."""
     scrapes_failed: Mapping[str, int] = field(default_factory=dict)
     """Looks at its engine's ``/metrics``, by reason: ``unreachable``, ``timeout``, ``status``, ``too_large``."""
     alarm: Alarm | None = None
@@ -231,7 +275,12 @@ __all__ = [
     "Receiver",
     "Report",
     "Sink",
+    "Snapshot",
     "Target",
+    "TellingSink",
     "Timer",
+    "Turn",
+    "Turns",
+    "Warm",
     "WorkerStatus",
 ]

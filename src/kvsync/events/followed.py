@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from kvsync.events.contracts import Alarm, Progress, Target, WorkerStatus
+from kvsync.events.contracts import Alarm, Progress, Target, Turn, WorkerStatus
 from kvsync.events.decode import decode_batch
 from kvsync.events.sockets import WorkerSockets
 from kvsync.events.stream import State, Stream
@@ -39,6 +39,7 @@ class Followed:
 
     Args:
         before: the registration of the same worker that this one takes the place of.
+        restored: the sink has what another replica's stream told up to where this one begins.
         curve: whether the connection uses CURVE.
     """
 
@@ -50,6 +51,7 @@ class Followed:
         now: float,
         *,
         before: Followed | None = None,
+        restored: bool = False,
         curve: bool = False,
     ) -> None:
         self.target = target
@@ -73,7 +75,14 @@ class Followed:
         self.logged: State | None = None
         self.judged: State | None = None
         """The state in which it was last asked whether the worker may be relied on; that can't change within one."""
-        self.applied: int | None = None
+        self.restored = restored
+        """What is known began with another replica's, and nothing has spoken against that."""
+        self.turn: Turn | None = None
+        """Its turn at replaying, where it needs one."""
+        self.caught_up_in: float | None = None
+        """Seconds until it could be relied on for the first time."""
+        self._since = now
+        self.applied: int | None = stream.last
         """The last number that the sink has taken."""
         self.relied_on = False
         """What the sink was last told: whether the worker may be relied on."""
@@ -138,6 +147,11 @@ class Followed:
         self.connected, self.connected_since, self.changed_at = False, None, now
         self.disconnections += 1
         self.overdue_since = now
+
+    def reliable(self, now: float) -> None:
+        """It can be relied on from now on."""
+        if self.caught_up_in is None:
+            self.caught_up_in = now - self._since
 
     # -- a cache that is gone -------------------------------------------------------------------------------------
 
@@ -221,6 +235,8 @@ class Followed:
             connected=self.connected,
             connected_since=self.connected_since,
             asleep=self.asleep,
+            restored=self.restored and self.caught_up_in is not None,
+            caught_up_in=self.caught_up_in,
             counts=counts,
             connections=self.connections,
             disconnections=self.disconnections,

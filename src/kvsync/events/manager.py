@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,19 @@ import aiohttp
 from kvsync.config.model import EventsSettings
 from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
-from kvsync.events.contracts import Locator, NotLocated, Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
+from kvsync.events.contracts import (
+    Locator,
+    NotLocated,
+    Observer,
+    ReaderEnded,
+    Sink,
+    Snapshot,
+    Target,
+    Timer,
+    Turns,
+    Warm,
+    WorkerStatus,
+)
 from kvsync.events.scrape import EngineMetrics, OnHits, Scraper
 from kvsync.events.sources import HttpLocator
 from kvsync.events.stream import State
@@ -59,6 +71,9 @@ class EventManager:
         on_hits: hears, on the event loop, what an engine's metrics counted since the last look: (worker, tokens looked
             up in its prefix cache, tokens found there), requests of others included.
         introduced: hears, in the reader's thread, of each worker that is new to the sink, before any batch of it.
+        warm: asked for another replica's snapshot when a stream is first followed.
+        warm_timeout: seconds that a stream waits for it at most.
+        turns: asked before a stream catches up.
     """
 
     def __init__(
@@ -71,6 +86,9 @@ class EventManager:
         start_sequence: int = 0,
         on_hits: OnHits | None = None,
         introduced: Callable[[str], None] = lambda _: None,
+        warm: Warm | None = None,
+        warm_timeout: float = 2.0,
+        turns: Turns | None = None,
         access: EngineAccess | None = None,
     ) -> None:
         self._sink = sink
@@ -80,6 +98,9 @@ class EventManager:
         self._start_sequence = start_sequence
         self._on_hits = on_hits
         self._introduced = introduced
+        self._warm = warm
+        self._warm_timeout = warm_timeout
+        self._turns = turns
         self._access = access or EngineAccess()
         self._session: aiohttp.ClientSession | None = None
         self._reader: Reader | None = None
@@ -114,6 +135,7 @@ class EventManager:
             self._settings,
             relocate=self._relocate,
             introduced=self._introduced,
+            turns=self._turns,
             timer=self._timer,
             start_sequence=self._start_sequence,
         )
@@ -173,6 +195,15 @@ class EventManager:
         """Have a worker forgotten and followed anew from the beginning of its stream. Any thread may."""
         if self._reader is not None:
             self._reader.resync(worker)
+
+    async def snapshot(self, worker: str) -> Snapshot | None:
+        """What is known of a worker, for another replica; ``None`` while that can't be told."""
+        if self._reader is None:
+            return None
+        try:
+            return await asyncio.wrap_future(self._reader.snapshot(worker))
+        except ReaderEnded:
+            return None
 
     def _register(self, engine: Engine) -> None:
         registration = self._registrations[engine.uid] = _Registration(engine)
@@ -279,6 +310,26 @@ class EventManager:
             if figures.queries and self._on_hits is not None:
                 self._on_hits(worker, figures.queries, figures.hits)
 
+    async def _snapshots(self, targets: Sequence[Target]) -> dict[str, Snapshot]:
+        """What other replicas told of these, as far as it is there in time. Without a replay it would be of no use:
+        nothing shows then which process answers."""
+        warm = self._warm
+        if warm is None:
+            return {}
+        asked = {asyncio.create_task(_unless_it_fails(warm(t))): t.worker for t in targets if t.replay is not None}
+        if not asked:
+            return {}
+        try:
+            done, late = await asyncio.wait(asked, timeout=self._warm_timeout)
+        finally:
+            for task in asked:
+                task.cancel()
+        if late:
+            workers = ", ".join(asked[task] for task in late)
+            log.warning("no snapshot of %s in %g s; all is replayed", workers, self._warm_timeout)
+        found = {asked[task]: task.result() for task in done}
+        return {worker: snapshot for worker, snapshot in found.items() if snapshot is not None}
+
     async def _keep(self, registration: _Registration) -> None:
         """Keep one engine's streams where the engine says they are."""
         assert self._locator is not None
@@ -292,11 +343,10 @@ class EventManager:
             try:
                 located = await self._locator.locate(registration.engine)
                 complete = located.complete
-                for target in located.targets:
-                    before = followed.get(target.worker)
-                    if not _news(before, target, complete):
-                        continue
-                    await asyncio.wrap_future(self._reader.follow(target))
+                news = [t for t in located.targets if _news(followed.get(t.worker), t, complete)]
+                known = await self._snapshots([t for t in news if t.worker not in followed])
+                for target in news:
+                    await asyncio.wrap_future(self._reader.follow(target, known.get(target.worker)))
                     followed[target.worker] = target
                 if self._scraper is not None:  # now that the reader knows whom it is about
                     self._scraper.look(registration.engine)
@@ -316,6 +366,14 @@ class EventManager:
                 delay = RETRY_FIRST
             except TimeoutError:
                 delay = min(2 * delay, RETRY_LAST)
+
+
+async def _unless_it_fails(asked: Awaitable[Snapshot | None]) -> Snapshot | None:
+    try:
+        return await asked
+    except Exception:  # whatever it is, the stream can be replayed
+        log.exception("a snapshot can't be had")
+        return None
 
 
 def _workers(engine: Engine) -> set[str]:

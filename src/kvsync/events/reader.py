@@ -21,20 +21,44 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import zmq
 
 from kvsync.config.model import EventsSettings
-from kvsync.events.contracts import Observer, ReaderEnded, Sink, Target, Timer, WorkerStatus
+from kvsync.events.contracts import (
+    Observer,
+    ReaderEnded,
+    Sink,
+    Snapshot,
+    Target,
+    TellingSink,
+    Timer,
+    Turns,
+    WorkerStatus,
+)
 from kvsync.events.feed import Feed
 from kvsync.events.followed import Followed
 from kvsync.events.inlet import inlet
 from kvsync.events.sockets import END, Link, WorkerSockets, curve_keys
-from kvsync.events.stream import Action, Apply, AskReplay, Budget, Forget, NewEpoch, Relearn, State, StopReplay, Stream
+from kvsync.events.stream import (
+    Action,
+    Apply,
+    AskReplay,
+    Budget,
+    Forget,
+    NewEpoch,
+    Position,
+    Relearn,
+    State,
+    StopReplay,
+    Stream,
+)
 from kvsync.telemetry.logs import Throttle
 
 log = logging.getLogger("kvsync.events")
+
+_Result = TypeVar("_Result")
 
 DRAIN_BYTES: Final = 32 << 20
 """What one turn reads at most, beyond the message that reaches it."""
@@ -55,6 +79,13 @@ class _Wanted:
         """Its stream, or the last it had."""
 
 
+class _Turnless:
+    """A replay that waits for its turn."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+
 class Reader:
     """Reads all streams in a thread of its own, from :meth:`start` to :meth:`stop`.
 
@@ -63,6 +94,7 @@ class Reader:
             without a connection: it may have moved or changed.
         introduced: called (in the reader's thread) with a worker that is new to the sink, before any batch of it: what
             somebody noted of its engine earlier is to be told now.
+        turns: asked before a stream catches up; without, only ``events.replays_at_once`` bounds replays.
 
     Raises:
         CurveUnusable: the keys of ``events.curve`` can't be used.
@@ -75,6 +107,7 @@ class Reader:
         *,
         relocate: Callable[[str], None],
         introduced: Callable[[str], None] = lambda _: None,
+        turns: Turns | None = None,
         timer: Timer | None = None,
         start_sequence: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +118,7 @@ class Reader:
         self._settings = settings
         self._relocate = relocate
         self._introduced = introduced
+        self._turns = turns
         self._feed = Feed(sink, timer)
         self._curve = curve_keys(settings.curve)
         self._start_sequence = start_sequence
@@ -92,6 +126,7 @@ class Reader:
         self._throttle = Throttle(log, SAID_AGAIN, clock)
         self._budget = Budget(settings.receive_bytes)
         self._followed: dict[str, Followed] = {}
+        self._turnless: dict[Followed, _Turnless] = {}
         self._replay_queue: OrderedDict[Followed, int] = OrderedDict()
         self._replaying: set[Followed] = set()
         self._turned_at = float("inf")
@@ -125,15 +160,23 @@ class Reader:
                 self._wake()
         self._thread.join()
 
-    def follow(self, target: Target) -> Future[None]:
-        """Follow a stream from its beginning. For a worker that is followed already it is made new in the sink, not
-        removed: what the sink noted of the engine itself stays.
+    def follow(self, target: Target, snapshot: Snapshot | None = None) -> Future[None]:
+        """Follow a stream from its beginning, or from where a snapshot was taken. For a worker that is followed already
+        it is made new in the sink, not removed: what the sink noted of the engine itself stays.
 
         The future raises ``ReaderEnded`` after the end.
         """
         with self._wanting:
             wanted = self._wanted.setdefault(target.worker, _Wanted())
-        return self._submit(lambda: self._follow(target, wanted))
+        return self._submit(lambda: self._follow(target, wanted, snapshot))
+
+    def snapshot(self, worker: str) -> Future[Snapshot | None]:
+        """What is known of a worker, and where its stream stands. ``None`` while that can't be told for another replica
+        to go on from: the worker can't be relied on, something of its epoch was lost, or the sink can't say it.
+
+        The future raises ``ReaderEnded`` after the end.
+        """
+        return self._submit(lambda: self._snapshot(worker))
 
     def unfollow(self, worker: str) -> None:
         """End a worker: the sink knows it no more when this returns, whatever the thread is busy with."""
@@ -197,18 +240,18 @@ class Reader:
             return None
         return followed.status()
 
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
-        done: Future[None] = Future()
+    def _submit(self, work: Callable[[], _Result]) -> Future[_Result]:
+        done: Future[_Result] = Future()
 
         def command() -> None:
             if not done.set_running_or_notify_cancel():
                 return
             try:
-                work()
+                result = work()
             except Exception as error:  # to whoever waits for it
                 done.set_exception(error)
             else:
-                done.set_result(None)
+                done.set_result(result)
 
         with self._lock:
             if self._closing:
@@ -286,7 +329,7 @@ class Reader:
         for followed in self._followed.values():
             self._inlet.settle(followed)
 
-    def _follow(self, target: Target, wanted: _Wanted) -> None:
+    def _follow(self, target: Target, wanted: _Wanted, snapshot: Snapshot | None) -> None:
         worker = target.worker
         before = self._close(worker)
         with self._wanting:
@@ -305,6 +348,9 @@ class Reader:
         if not wanted.known:
             wanted.known = True
             self._introduced(worker)
+        if before is not None and before.outdated:
+            snapshot = None  # the engine slept: it may tell of the cache that is gone
+        since = None if snapshot is None else self._restore(target, snapshot)
         now = self._clock()
         stream = Stream(
             can_replay=target.replay is not None,
@@ -312,16 +358,40 @@ class Reader:
             replay_timeout=self._settings.replay_timeout,
             replay_round_timeout=self._settings.replay_round_timeout,
             start=self._start_sequence,
+            since=since,
         )
         sockets = WorkerSockets(self._context, target.events, target.replay, self._settings, self._curve)
-        followed = Followed(target, stream, sockets, now, before=before, curve=self._curve is not None)
+        curve = self._curve is not None
+        followed = Followed(target, stream, sockets, now, before=before, restored=since is not None, curve=curve)
+        followed.errors["snapshot"] += snapshot is not None and since is None
         self._followed[worker] = wanted.followed = followed
         if target.replay is not None:
-            log.info("%s: following %s, replay %s", worker, target.events, target.replay)
+            begins = "" if since is None else f" from number {since.seq} of a snapshot on"
+            log.info("%s: following %s, replay %s%s", worker, target.events, target.replay, begins)
         else:
             late = f"what it may have published before is out of reach; {_PARTIAL}"
             log.info("%s: following %s, without replay: %s", worker, target.events, late)
         self._open_live(followed, now)
+
+    def _restore(self, target: Target, snapshot: Snapshot) -> Position | None:
+        """Have the sink take a snapshot. Where its stream goes on then; ``None``: it begins anew."""
+        if not isinstance(self._sink, TellingSink) or target.replay is None or self._start_sequence:
+            return None
+        try:
+            self._sink.restore(target.worker, snapshot.image)
+        except ValueError as error:
+            log.warning("%s: its snapshot can't be used, so all is replayed: %s", target.worker, error)
+            return None
+        return snapshot.position
+
+    def _snapshot(self, worker: str) -> Snapshot | None:
+        followed = self._followed.get(worker)
+        if followed is None or not isinstance(self._sink, TellingSink) or not followed.usable or followed.outdated:
+            return None
+        self._feed.hand_over()
+        position = followed.stream.position  # nothing is read between this and the next line, by the sink neither
+        image = None if position is None else self._sink.dump(worker)
+        return None if position is None or image is None else Snapshot(position, image)
 
     def _release(self, worker: str) -> None:
         if self._close(worker) is not None:
@@ -476,19 +546,22 @@ class Reader:
                 case StopReplay():
                     self._stop_replay(followed)
                 case AskReplay(start):
-                    self._replay_queue[followed] = start
+                    self._ask_replay(followed, start)
                 case Forget():
                     self._feed.hand_over()
+                    followed.restored = False
                     self._sink.forget(worker)
                     self._log_forgotten(followed)
                 case NewEpoch():
                     self._feed.hand_over()
+                    followed.restored = False
                     followed.renewed()
                     outdated = False
                     self._sink.new_epoch(worker)
                     self._throttle.log(logging.INFO, f"{worker} epoch", "%s: a new epoch begins", worker)
                 case Relearn():
                     self._feed.hand_over()
+                    followed.restored = False
                     followed.numbered_anew()
                     self._sink.relearn(worker)
                     what = "followed from number 0 on: nothing is missing"
@@ -510,7 +583,23 @@ class Reader:
         if followed.usable is not followed.relied_on:
             self._feed.hand_over()
             followed.relied_on = followed.usable
+            if followed.usable:
+                followed.reliable(self._clock())
             (self._sink.resume if followed.usable else self._sink.suspend)(followed.target.worker)
+
+    def _ask_replay(self, followed: Followed, start: int) -> None:
+        """Only what catches up may be long, and comes at the same time everywhere: repairs and probes need no turn."""
+        if self._turns is None or followed.stream.state is not State.CATCHING_UP:
+            self._replay_queue[followed] = start
+            return
+        turnless = self._turnless[followed] = _Turnless(start)
+
+        def granted() -> None:
+            if self._turnless.get(followed) is turnless:
+                del self._turnless[followed]
+                self._replay_queue[followed] = start
+
+        followed.turn = self._turns.ask(followed.target.engine, lambda: self._submit(granted))
 
     def _start_replays(self, now: float) -> None:
         while self._replay_queue and len(self._replaying) < self._settings.replays_at_once:
@@ -527,8 +616,12 @@ class Reader:
             self._carry_out(followed, followed.stream.replay_started(now))
 
     def _stop_replay(self, followed: Followed) -> None:
+        self._turnless.pop(followed, None)
         self._replay_queue.pop(followed, None)
         self._replaying.discard(followed)
+        if followed.turn is not None:
+            followed.turn.end()
+            followed.turn = None
         dealer = followed.sockets.dealer
         if dealer is not None:
             self._inlet.remove(dealer)

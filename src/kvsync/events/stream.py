@@ -60,8 +60,8 @@ Theory of operation
     replay endpoint, with a buffer so small that it lacks the predecessor, with timestamps that are no float64, or with
     a clock that is behind the old one's by just the pause.
 
-    *From a snapshot.* A stream may begin where another one stood (:class:`Position`), with what that one's index had: it
-    is then as if it had lost its connection there, and the first round shows, as always, whether the same process still
+    *From a snapshot.* A stream may begin where another one stood (:class:`Position`), with what was known there: it is
+    then as if it had lost its connection there, and the first round shows, as always, whether the same process still
     answers. What may be told on is a position behind which nothing is open: no gap, no round, no doubt.
 
     *Doubt.* Where somebody finds that what was applied contradicts the engine (``resync``), it is forgotten and the

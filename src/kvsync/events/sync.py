@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from kvsync.config.model import EventsSettings, Settings
 from kvsync.discovery.model import Change, Engine
-from kvsync.events.contracts import WorkerStatus
+from kvsync.events.contracts import Snapshot, WorkerStatus
 
 log = logging.getLogger("kvsync.events")
 
@@ -53,6 +53,8 @@ class Manager(Protocol):
     def resync(self, worker: str) -> None: ...
 
     def workers(self) -> list[WorkerStatus]: ...
+
+    async def snapshot(self, worker: str) -> Snapshot | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,11 @@ class KVSync:
         manager = self._manager
         if manager is not None:
             manager.resync(worker)
+
+    async def snapshot(self, worker: str) -> Snapshot | None:
+        """What is known of a worker, for another replica; ``None`` while that can't be told."""
+        manager = self._manager
+        return None if manager is None else await manager.snapshot(worker)
 
     async def start(self) -> None:
         """Check the conditions, start what can be started, and keep checking.

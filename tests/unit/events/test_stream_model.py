@@ -204,9 +204,27 @@ class Replicas(History):
             self.world.settle()
         self.world.tell()
 
-    @rule(meanwhile=STEPS, restarts=st.sampled_from([0, 0, 0, 1, 2]), ahead=st.integers(0, 6), then=THEN)
-    def succeed(self, meanwhile: list[tuple[list[int], bool]], restarts: int, ahead: int, then: str) -> None:
+    @rule(
+        told=st.booleans(),
+        before=STEPS,
+        meanwhile=STEPS,
+        restarts=st.sampled_from([0, 0, 0, 1, 2]),
+        ahead=st.integers(0, 6),
+        then=THEN,
+    )
+    def succeed(
+        self,
+        told: bool,
+        before: list[tuple[list[int], bool]],
+        meanwhile: list[tuple[list[int], bool]],
+        restarts: int,
+        ahead: int,
+        then: str,
+    ) -> None:
         """Old or new, the snapshot may be of a process that is gone."""
+        if told:
+            self.tell(True)
+        self.publish(before, "nothing")
         for _ in range(restarts):
             self.world.restart(unseen=False, ahead=ahead, cut=0)
         type(self).successions += self.world.succeed()

@@ -13,7 +13,7 @@ import pytest
 
 from kvsync.config.model import EventsSettings, RemoteTokenizerSettings, Settings, TokenizerSettings
 from kvsync.discovery.model import Change, Engine
-from kvsync.events.contracts import WorkerStatus
+from kvsync.events.contracts import Snapshot, WorkerStatus
 from kvsync.events.stream import State
 from kvsync.events.sync import KVSync, KVSyncRefused, Probe, unmet_conditions, zmq_installed
 
@@ -133,6 +133,9 @@ class FakeManager:
 
     def workers(self) -> list[WorkerStatus]:
         return [STATUS]
+
+    async def snapshot(self, worker: str) -> Snapshot | None:
+        return None
 
 
 class Rig:
