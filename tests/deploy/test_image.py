@@ -2,7 +2,8 @@
 
 What stands in for a build: the context that .dockerignore leaves is copied, and the RUN steps of the first stage are
 run by ``sh`` with their folders moved to a scratch one. Left out: apt-get and the user of the second stage, which are
-the base images' own matter, and whatever of those images is not as their documentation says.
+the base images' own matter, what of those images is not as their documentation says, and the installation of uv,
+which is the one that ``make`` begins with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -62,6 +64,11 @@ class Scratch:
 
     def run(self, command: str, extras: str = "") -> None:
         source = Path(self._moved("/src"))
+        if "requirements-uv.txt" in command:
+            uv = Path(self._moved("/opt/build/bin/uv"))
+            uv.parent.mkdir(parents=True)
+            uv.symlink_to(Path(sys.executable).with_name("uv"))
+            return
         if "maturin" in command:
             # Compiled where `make` has compiled it: a second, not half a minute. But the context's workspace is whole.
             look = ["cargo", "metadata", "--offline", "--locked", "--no-deps", "--format-version", "1"]
@@ -83,8 +90,12 @@ class Scratch:
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scratch]:
     """The first stage, up to where EXTRAS matter."""
-    compiled = ROOT / "core" / "target" / "maturin" / "libkvsync_core.so"
-    sources = [*(ROOT / "core").glob("*/src/**/*.rs"), *(ROOT / "core").glob("**/Cargo.*")]
+    compiled = ROOT / "core" / "target" / "release" / "deps" / "libkvsync_core.so"
+    sources = [
+        *(ROOT / "core").glob("*/src/**/*.rs"),
+        *(ROOT / "core").glob("Cargo.*"),
+        *(ROOT / "core").glob("*/Cargo.toml"),
+    ]
     if not compiled.exists() or compiled.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         pytest.skip("the native core as it is now is not compiled: `make test` does that first, where Rust is")
     folder = tmp_path_factory.mktemp("image")
