@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TypeAlias
@@ -44,7 +44,14 @@ class Talk:
         line, *rest = head[:-4].split(b"\r\n")
         fields = [(name, value.strip()) for name, _, value in (row.partition(b":") for row in rest)]
         length = sum(int(value) for name, value in fields if name.lower() == b"content-length")
+        if any(name.lower() == b"transfer-encoding" for name, _ in fields):
+            return Received(line, fields, b"".join([piece async for piece in self._chunks()]))
         return Received(line, fields, await self.reader.readexactly(length))
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while size := int((await self.reader.readuntil(b"\r\n"))[:-2], 16):
+            yield (await self.reader.readexactly(size + 2))[:-2]
+        await self.reader.readuntil(b"\r\n")
 
     async def send(self, *pieces: bytes) -> None:
         for piece in pieces:

@@ -21,12 +21,12 @@ from .gateway import Gateway
 
 START: Final = 90.0
 """Seconds for a start or an end of a process, on a machine that has much else to do."""
-_PORTS: Final = re.compile(rb"requests on port (\d+), admin on port (\d+)")
+_PORTS: Final = re.compile(rb"(?:requests|Envoy's questions) on port (\d+)(?:, |.*\s.*)admin on port (\d+)")
 _LAYERS: Final = re.compile(r"AIBRIX_|KVSYNC_|ROUTING_ALGORITHM$")
 
 
 class Process:
-    """``python -m kvsync.cli serve`` with a configuration file.
+    """``python -m kvsync.cli serve`` (or another ``command``) with a configuration file.
 
     Args:
         folder: for the file and the log.
@@ -44,16 +44,17 @@ class Process:
         module: str = "kvsync.cli",
         ports: tuple[int, int] = (0, 0),
         python: str = sys.executable,
+        command: str = "serve",
     ) -> None:
         self.file = folder / "fleet.yaml"
         self._log = folder / "gateway.log"
         write(self.file, config)
-        command = [python, "-m", module, "serve", "--config", str(self.file)]
-        command += ["--host", "127.0.0.1", "--port", str(ports[0]), "--admin-port", str(ports[1])]
+        arguments = [python, "-m", module, command, "--config", str(self.file)]
+        arguments += ["--host", "127.0.0.1", "--port", str(ports[0]), "--admin-port", str(ports[1])]
         inherited = {name: value for name, value in os.environ.items() if not _LAYERS.match(name)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=inherited | dict(environ)
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=inherited | dict(environ)
             )
 
     @property
@@ -61,7 +62,7 @@ class Process:
         return self._log.read_text()
 
     async def ports(self) -> tuple[int, int]:
-        """Of the data and the admin server, once both listen.
+        """Of the data port (or the one that Envoy asks) and the admin server, once both listen.
 
         Raises:
             AssertionError: the process ended, or does not listen in time.

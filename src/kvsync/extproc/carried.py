@@ -136,8 +136,9 @@ class Carried(Course):
         set_already = {name for name, _ in fields}
         passes = self._authorization is None and not self._closed
         remove = {name for name in withheld(self._fields, credentials_pass=passes) if name not in set_already}
-        if [value.strip() for lower, _, value in self._fields if lower == b"request-id"] == [wishes.request_id]:
-            remove.discard("request-id")
+        named = [value.strip() for lower, _, value in self._fields if lower == b"request-id"]
+        if named and named != [wishes.request_id]:  # ill-formed, or more than one
+            remove.add("request-id")
         if self._plain:
             remove.add("accept-encoding")
         return fields, sorted(remove)

@@ -92,11 +92,12 @@ class Conversation:
         if course.problem is not None:
             return [replies.refuse(course.problem, course.request_id)]
         fields, remove = course.changes(self._head.target)
-        if course.changed or self._duplex:
-            fields.append(("content-length", b"%d" % len(course.body)))
-        changes = replies.mutation(fields, remove)
         if not self._duplex:
+            # One that came in chunks has none of its own. (What came in pieces goes out in chunks, come what may.)
+            fields.append(("content-length", b"%d" % len(course.body)))
+            changes = replies.mutation(fields, remove)
             return [replies.forward(changes, course.address, course.body if course.changed else None)]
+        changes = replies.mutation(fields, remove)
         told = list(replies.forward_in_pieces(changes, course.address, course.body, ends=not self._trailers))
         if self._trailers:
             told.append(replies.go_on("request_trailers"))

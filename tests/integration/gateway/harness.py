@@ -356,6 +356,10 @@ class Client:
         assert data.endswith(b"\r\n")
         return data[:-2]
 
+    async def chunk_after_head(self) -> bytes:
+        await self.head()
+        return await self.chunk()
+
     async def ended(self) -> bytes:
         """Wait for the gateway to close; returns what came before that."""
         async with asyncio.timeout(self.deadline):
