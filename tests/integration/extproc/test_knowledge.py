@@ -16,7 +16,7 @@ from tests.faults.http import SSE_HEAD, FakeEngine, Talk, chunk
 from tests.faults.process import Process
 from tests.faults.serving import serving
 from tests.integration.extproc.envoy import envoy, filter_of
-from tests.integration.extproc.harness import street
+from tests.integration.extproc.harness import note, street
 from tests.integration.gateway.harness import Client, eventually, post
 
 EXTPROC = {"enabled": True, "host": "127.0.0.1", "port": 0, "drain_delay": 0}
@@ -64,7 +64,7 @@ async def test_usage_is_read_where_answers_are_shown(tmp_path: Path, way: str, m
 
     async def script(engine: FakeEngine, talk: Talk) -> None:
         while (request := await talk.request()) is not None:
-            engine.requests.append(request)
+            note(engine, request)
             await talk.send(
                 SSE_HEAD, chunk(b"data: 1\n\n"), chunk(usage_chunk(7)), chunk(b"data: [DONE]\n\n"), chunk(b"")
             )

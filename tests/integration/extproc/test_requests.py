@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.http import SSE_HEAD, FakeEngine, Received, Talk, chunk, reply
 from tests.integration.extproc.envoy import filter_of
-from tests.integration.extproc.harness import Street, good, street
+from tests.integration.extproc.harness import Street, good, note, street
 from tests.integration.gateway.harness import BODY, Answer, eventually, post
 
 KEY, OTHER_KEY = "key-of-alice-0123", "key-of-bob-012345"
@@ -57,7 +57,7 @@ async def telling(engine: FakeEngine, talk: Talk) -> None:
     """An engine that claims what is not its to say."""
     lies = [b"target-pod: liar", b"request-id: liar", b"x-kvsync-match: liar", b"x-data-parallel-rank: 9"]
     while (request := await talk.request()) is not None:
-        engine.requests.append(request)
+        note(engine, request)
         status = b"418 Teapot" if b"teapot" in request.body else b"200 OK"
         await talk.send(reply(b'{"ok":true}', status, b"content-type: application/json", b"x-engine: e", *lies))
 
@@ -113,6 +113,8 @@ async def both(made: Street, raw: bytes) -> tuple[Answer, Answer]:
 
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
 async def test_the_same_requests_get_the_same_answers(tmp_path: Path, mode: str) -> None:
+    """(X2) And the engine gets the same request."""
+
     def changes(config: dict[str, Any]) -> None:
         filter_of(config)["processing_mode"]["request_body_mode"] = mode
         if mode != "BUFFERED":
@@ -165,7 +167,7 @@ async def test_a_head_without_a_body_and_a_head_asked_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
 async def test_large_bodies(tmp_path: Path, mode: str) -> None:
-    """5 MB arrive byte for byte, with their length; beyond the limit there is one clear refusal."""
+    """(P8) 5 MB arrive byte for byte, with their length; beyond the limit there is one clear refusal."""
 
     def changes(config: dict[str, Any]) -> None:
         filter_of(config)["processing_mode"]["request_body_mode"] = mode
@@ -194,6 +196,8 @@ async def test_large_bodies(tmp_path: Path, mode: str) -> None:
 
 
 async def test_beyond_envoys_own_limit(tmp_path: Path) -> None:
+    """(P8) Envoy refuses in the gateway's envelope."""
+
     def changes(config: dict[str, Any]) -> None:
         config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"] = 1 << 20
 
@@ -211,7 +215,7 @@ async def test_beyond_envoys_own_limit(tmp_path: Path) -> None:
 
 
 async def test_tenants_keys_and_salts(tmp_path: Path) -> None:
-    """Salted bodies go out with their own length; clients' keys stay here and the engines' own goes out."""
+    """(X3) Salted bodies go out with their own length; clients' keys stay here and the engines' own goes out."""
     tenants = [
         {"name": "alice", "api_keys": [KEY], "cache_salt": "enforce"},
         {"name": "bob", "api_keys": [OTHER_KEY], "cache_salt": "strip"},
@@ -272,6 +276,7 @@ async def test_an_engine_listed_by_name(tmp_path: Path) -> None:
 
 
 async def test_a_stream_passes_piece_by_piece_and_is_load_until_its_end(tmp_path: Path) -> None:
+    """(P1) Pieces come as the engine sent them, cut inside a character."""
     go = asyncio.Event()
 
     async def script(engine: FakeEngine, talk: Talk) -> None:

@@ -239,6 +239,7 @@ async def test_a_refused_request_is_not_answered_for_again(town: Town) -> None:
 
 
 async def test_who_leaves_while_tokens_are_awaited() -> None:
+    """(P4) Neither the tokens nor a choice are waited for."""
     slow = Slow()
     town = Town(slow, engines(URL))
     talk = town.talk()
