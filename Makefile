@@ -1,5 +1,6 @@
 # The targets that a user needs. Everything is set up in .venv from this checkout's own files; nothing else is touched.
 #   make demo        set up, then show the main job (no GPU, no cluster, no Redis)
+#   make demo-envoy  the same behind Envoy: simulated engines, kvsync extproc, the real Envoy, streaming clients
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
 #   make test-kube   build a real kube-apiserver with etcd (Go 1.26, 8 minutes and more, once) and run tests/kube on it
@@ -26,9 +27,12 @@ TEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 CORE_SOURCES := $(shell find core -name '*.rs' -o -name 'Cargo.*' -o -name '*.pyi' -o -name 'pyproject.toml' 2>/dev/null | grep -v -e /target/ -e core/benches/ -e core/fuzz/)
 
-.PHONY: demo test soak test-vllm test-kube fuzz lint bench bench-micro instructions protocol build manifests lock
+.PHONY: demo demo-envoy test soak test-vllm test-kube fuzz lint bench bench-micro instructions protocol build manifests lock
 demo: .make/run
 	$(BIN)/kvsync demo $(DEMO_ARGS)
+
+demo-envoy: .make/dev
+	$(BIN)/python scripts/envoy/demo.py $(DEMO_ARGS)
 
 test: .make/dev .make/helm/pin
 	$(BIN)/pytest -n 2 --dist loadfile $(TEST_ARGS)

@@ -11,10 +11,10 @@ import pytest
 from kvsync.cli.process import clients_within
 
 BLOCK = "import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
-EXTRAS = ("zmq", "tokenizers", "jinja2", "rich", "kvsync_core")
+EXTRAS = ("zmq", "tokenizers", "jinja2", "rich", "kvsync_core", "grpc", "google.protobuf")
 
 
-@pytest.mark.parametrize("command", ["", "serve", "demo", "sim", "watch", "config", "config check"])
+@pytest.mark.parametrize("command", ["", "serve", "extproc", "demo", "sim", "watch", "config", "config check"])
 def test_help_needs_no_extra(command: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=EXTRAS))
     result = subprocess.run(
@@ -75,3 +75,17 @@ assert gc.isenabled()
 assert gc.get_threshold()[0] > 700
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_external_processor_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=("grpc",)))
+    result = subprocess.run(
+        [sys.executable, "-m", "kvsync.cli", "extproc", "--admin-port", "0"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: ")
+    assert "pip install 'kvsync[envoy]'" in result.stderr
