@@ -157,10 +157,6 @@ ROWS: Sequence[Row] = (
         ),
         open=simple(_sides(_distinct)),
         repeats=2,
-        notes={
-            "worst": "By its own count the index takes less; the rest was holes that tables of odd sizes left in "
-            "the heap. Since the run of this page tables take whole pages only."
-        },
     ),
     _holders("memory-holder", "memory of each further holder, equal hashes", _further, 8.0),
     _holders(
