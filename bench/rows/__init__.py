@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.model import Row
-from bench.rows import credit, decision, events, gateway, growth, index, memory, steady, tokenizing
+from bench.rows import credit, decision, envoy, events, gateway, growth, index, memory, steady, tokenizing
 
 ROWS: Sequence[Row] = (
     *events.ROWS,
@@ -15,6 +15,7 @@ ROWS: Sequence[Row] = (
     *steady.ROWS,
     *credit.ROWS,
     *gateway.ROWS,
+    *envoy.ROWS,
     *decision.ROWS,
     *tokenizing.ROWS,
 )

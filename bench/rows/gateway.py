@@ -110,7 +110,7 @@ def streams(held: Sequence[Sequence[int]], blocks: int) -> Iterator[Streams]:
 # ---- requests that are answered at once
 
 
-def _json(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
+def measure_json(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
     """One repeat: a warm-up, then all of the requests."""
     clients = stage.clients
     clients.ask("open", port=stage.ports[0] if gateway is None else gateway.port, kind="json", connections=CONNECTIONS)
@@ -169,9 +169,9 @@ def open_json(run: Run) -> Iterator[Sides]:
         there.clients.ask("make", name="warm", kind="ids", count=run.pick(2_000, 500), seed=1)
         there.clients.ask("make", name="all", kind="ids", count=run.pick(10_000, 2_000), seed=2)
         yield {
-            OURS: lambda: _json(run, there, gateway),
-            VLLM_ROUTER: lambda: _json(run, there, peer),
-            ALONE: lambda: _json(run, there, None),
+            OURS: lambda: measure_json(run, there, gateway),
+            VLLM_ROUTER: lambda: measure_json(run, there, peer),
+            ALONE: lambda: measure_json(run, there, None),
         }
 
 
@@ -207,7 +207,7 @@ def open_text(run: Run) -> Iterator[Sides]:
             there.clients.ask("make", name="all", kind="text", count=count, seed=1 + next(repeats))
             there.clients.ask("make", name="warm", kind="ids", count=CONNECTIONS, seed=1)
             local = gateway.total("kvsync_tokenized_total", 'source="local"')
-            figures = _json(run, there, gateway)
+            figures = measure_json(run, there, gateway)
             local = gateway.total("kvsync_tokenized_total", 'source="local"') - local
             return {**figures, "local": local / count}
 
@@ -226,7 +226,7 @@ def _system_ids(vocabulary: Path) -> list[list[int]]:
 # ---- streams
 
 
-def _streams(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
+def measure_streams(run: Run, stage: Stage, gateway: Gateway | None) -> Figures:
     """One repeat: for each number of open streams, one round of answers as a warm-up, then some that count."""
     clients = stage.clients
     port = stage.ports[0] if gateway is None else gateway.port
@@ -268,10 +268,10 @@ def open_streams(run: Run) -> Iterator[Sides]:
         for count in STREAMS:
             there.clients.ask("make", name=f"warm {count}", kind="stream", count=count, size=2_000)
             there.clients.ask("make", name=f"all {count}", kind="stream", count=count * run.pick(2, 1), size=2_000)
-        yield {name: _of(_streams, run, there, gateway) for name, gateway in gateways.items()}
+        yield {name: measure_of(measure_streams, run, there, gateway) for name, gateway in gateways.items()}
 
 
-def _of(
+def measure_of(
     measure: Callable[[Run, Stage, Gateway | None], Figures], run: Run, stage: Stage, gateway: Gateway | None
 ) -> Measure:
     return lambda: measure(run, stage, gateway)
@@ -299,7 +299,7 @@ def open_latency(run: Run) -> Iterator[Sides]:
             added = {f"added {part}": taken[part] - alone[part] for part in ("p50", "p99")}
             return {**taken, **added, "cpu": (gateway.cpu() - before) / count}
 
-        yield {name: _of(measure, run, there, gateway) for name, gateway in gateways.items()}
+        yield {name: measure_of(measure, run, there, gateway) for name, gateway in gateways.items()}
 
 
 # ---- all that while engines publish

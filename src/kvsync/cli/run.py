@@ -68,17 +68,18 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end)
-    clients = settings.gateway.max_connections
-    allowed = allow_files(2 * clients + OTHER_FILES)
-    if (room := clients_within(allowed)) < clients:
-        log.warning(
-            "only %d files may be open: at most %d client connections are taken, not gateway.max_connections = %d; "
-            "allow more files (ulimit -Hn), or lower it",
-            allowed,
-            room,
-            clients,
-        )
-        app.gateway.max_connections = room
+    if settings.gateway.enabled:
+        clients = settings.gateway.max_connections
+        allowed = allow_files(2 * clients + OTHER_FILES)
+        if (room := clients_within(allowed)) < clients:
+            log.warning(
+                "only %d files may be open: at most %d client connections are taken, not gateway.max_connections = %d; "
+                "allow more files (ulimit -Hn), or lower it",
+                allowed,
+                room,
+                clients,
+            )
+            app.gateway.max_connections = room
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
     settle_collector()

@@ -152,6 +152,12 @@ class Carried(Course):
     def changed(self) -> bool:
         return self._raw is not self._given
 
+    def sent(self) -> None:
+        """Envoy has it all: an answer may take minutes, and none of this is looked at again."""
+        self._raw = self._given = b""
+        self._fields = []
+        self._wishes.forwarded = []
+
     # ---- the answer
 
     def answer_begins(self, head: Head, flags: int, *, last: bool) -> list[tuple[str, bytes]] | None:

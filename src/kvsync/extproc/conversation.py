@@ -91,13 +91,19 @@ class Conversation:
         self._telemetry.extproc_decided(self._desk.rooms.loop.time() - self._began)
         if course.problem is not None:
             return [replies.refuse(course.problem, course.request_id)]
+        told = self._forwarded(course)
+        course.sent()
+        self._head = self._head._replace(fields=[])
+        return told
+
+    def _forwarded(self, course: Carried) -> Sequence[pb.ProcessingResponse]:
         fields, remove = course.changes(self._head.target)
         if not self._duplex:
             # One that came in chunks has none of its own. (What came in pieces goes out in chunks, come what may.)
             fields.append(("content-length", b"%d" % len(course.body)))
-            changes = replies.mutation(fields, remove)
-            return [replies.forward(changes, course.address, course.body if course.changed else None)]
         changes = replies.mutation(fields, remove)
+        if not self._duplex:
+            return [replies.forward(changes, course.address, course.body if course.changed else None)]
         told = list(replies.forward_in_pieces(changes, course.address, course.body, ends=not self._trailers))
         if self._trailers:
             told.append(replies.go_on("request_trailers"))

@@ -122,6 +122,7 @@ class ExtProc:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_delay):
                 await self._hurry.wait()
+        self._health.close()
         ended = asyncio.ensure_future(server.stop(self._rooms.settings.drain_timeout))
         hurried = asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)

@@ -100,6 +100,16 @@ async def test_shutdown_says_no_first_and_serves_on() -> None:
         assert app.metrics.registry.get_sample_value("kvsync_requests_cut_total", labels) == 1
 
 
+async def test_who_watches_health_keeps_no_shutdown_waiting() -> None:
+    async with serving(gateway={"drain_timeout": 60}) as app, grpc.aio.insecure_channel(address(app)) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch", response_deserializer=Health.FromString)
+        watching = watch(pb.HealthCheckRequest().SerializeToString(), timeout=DEADLINE)
+        assert (await watching.read()).status == Health.SERVING
+        await asyncio.wait_for(app.stop(), 10)
+        assert (await watching.read()).status == Health.NOT_SERVING
+        assert await watching.read() is grpc.aio.EOF
+
+
 async def test_streams_are_bounded() -> None:
     async with serving(extproc={"max_streams": 2}) as app, grpc.aio.insecure_channel(address(app)) as channel:
         calls = [process(channel) for _ in range(2)]

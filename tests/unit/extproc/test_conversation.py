@@ -228,6 +228,19 @@ async def test_every_end_releases_once(town: Town) -> None:
     assert town.timed.decided == 12
 
 
+async def test_a_request_that_went_out_is_not_kept(town: Town) -> None:
+    """An answer may stream for minutes, and bodies are large."""
+    raw = b'{"model": "m", "prompt": "%b"}' % (b"x" * 100_000)
+    talk = town.talk()
+    talk.hear(head(user_agent="x" * 1000))
+    talk.hear(body(raw))
+    assert talk._course is not None
+    assert (talk._course.body, talk._course._fields, talk._head.fields) == (b"", [], [])
+    talk.hear(answer_head())
+    talk.end("client_gone")
+    assert town.routing.tickets[-1].ends == ["ok"]
+
+
 async def test_a_refused_request_is_not_answered_for_again(town: Town) -> None:
     talk = town.talk()
     talk.hear(head())
