@@ -3,7 +3,7 @@
 #   make demo-envoy  the same behind Envoy: simulated engines, kvsync extproc, the real Envoy, streaming clients
 #   make test        set up, then run every test
 #   make test-vllm   install real vLLM for CPU (2 GB) and prove the gateway on it: docs/testing-with-vllm.md
-#   make test-kube   build a real kube-apiserver with etcd (Go 1.26, 8 minutes and more, once) and run tests/kube on it
+#   make test-kube   build a real kube-apiserver with etcd (Go 1.26, 8 minutes and more, once) and run tests/kube on it (deploy/, too)
 #   make fuzz        ten thousand examples of what make test tries a hundred of: bad events, requests, configuration, histories;
 #                    then libFuzzer on the native core, FUZZ_SECONDS (300) for each target
 #   make soak        run for 25 minutes what must not grow: memory, sockets, threads, metric series (SOAK_SCALE=0.1: less)
@@ -42,7 +42,7 @@ test-vllm: .make/dev
 	nice scripts/vllm/install.sh .make/vllm-venv
 	nice $(BIN)/pytest -s tests/e2e/vllm/scenarios.py $(TEST_ARGS)
 
-test-kube: .make/dev
+test-kube: .make/dev .make/helm/pin
 	scripts/kube/build.sh .make/kube/kubetest
 	KVSYNC_KUBETEST=.make/kube/kubetest nice $(BIN)/pytest -v -s tests/kube $(TEST_ARGS)
 

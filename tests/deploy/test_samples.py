@@ -17,6 +17,7 @@ from scripts.deploy.render import ROOT
 
 from kvsync.config import ConfigError
 from kvsync.config.loading import read
+from kvsync.discovery.kubernetes.pods import judge
 from tests.deploy.objects import Object, faults, only, parsed
 
 FOLDER = ROOT / "deploy" / "samples"
@@ -122,6 +123,24 @@ def test_pods_carry_what_kvsync_looks_for(file: Path) -> None:
     assert engine.pod["spec"]["enableServiceLinks"] is False
     gpus = engine.container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(gpus) == engine.ranks
+
+
+@pytest.mark.parametrize("file", SAMPLES, ids=lambda file: file.stem)
+def test_kvsync_finds_in_the_pod_what_its_engine_does(file: Path) -> None:
+    engine = served(file)
+    meta = engine.pod["metadata"] | {"name": "engine-0", "namespace": "serving", "uid": "1"}
+    running = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    verdict = judge(json.dumps({"metadata": meta, "spec": engine.pod["spec"], "status": running}).encode())
+    assert verdict is not None
+    assert verdict.notes == ()
+    found = verdict.engine
+    assert found is not None, verdict.detail
+    assert found.model == engine.flags["--served-model-name"]
+    assert found.data_parallel_size == engine.ranks
+    assert found.url == f"http://10.0.0.1:{engine.flags['--port']}"
+    assert found.events == f"tcp://10.0.0.1:{port_of(engine.events['endpoint'])}"
+    assert found.replay == f"tcp://10.0.0.1:{port_of(engine.events['replay_endpoint'])}"
+    assert (found.kv_events, found.ready, found.tokenizes) == (True, True, True)
 
 
 @pytest.mark.parametrize("file", SAMPLES, ids=lambda file: file.stem)

@@ -34,6 +34,11 @@ class RealApiServer:
         return self._folder / "ca.crt"
 
     @property
+    def kubeconfig(self) -> Path:
+        """The administrator's, for kubectl."""
+        return self._folder / "kubeconfig"
+
+    @property
     def token(self) -> str:
         """The administrator's."""
         return (self._folder / "admin.token").read_text().strip()

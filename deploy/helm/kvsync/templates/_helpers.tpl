@@ -26,6 +26,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{- define "kvsync.envoySelectorLabels" -}}
+app.kubernetes.io/name: {{ include "kvsync.name" . }}-envoy
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: envoy
+{{- end }}
+
+{{- define "kvsync.envoyLabels" -}}
+{{ include "kvsync.envoySelectorLabels" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
 {{- define "kvsync.image" -}}
 {{- with .Values.image }}
 {{- if .digest }}{{ .repository }}@{{ .digest }}

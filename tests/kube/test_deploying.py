@@ -1,0 +1,168 @@
+"""What deploy/ holds, given to a real API server (`make test-kube`): strictly checked, applied, applied again without a
+change; what the gateway's account may, and what it may not; and kvsync itself at work with those rights alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scripts.deploy.render import MANIFESTS, ROOT, template
+
+from tests.deploy.objects import CRD, Object, only, parsed
+from tests.deploy.tools import KUBECTL, fetched
+from tests.deploy.values import MATRIX
+from tests.faults.client import until
+from tests.faults.process import running
+
+from .conftest import Server
+from .pods import Kube, pod
+from .pods import running as status
+from .real import RealApiServer
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+ACCOUNT = "system:serviceaccount:kvsync:kvsync"
+
+
+@pytest.fixture
+def kubectl(server: Server, tmp_path: Path) -> Kubectl:
+    if not isinstance(server, RealApiServer):
+        pytest.skip("needs a real API server: make test-kube")
+    if trouble := fetched():
+        pytest.skip(trouble)
+    head = [str(KUBECTL), "--kubeconfig", str(server.kubeconfig), "--cache-dir", str(tmp_path / "cache")]
+
+    def run(*args: str, given: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([*head, *args], input=given, capture_output=True, text=True, check=False, timeout=60)
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    run("apply", "--server-side", "-f", str(CRD))
+    run("wait", "--for=condition=Established", f"crd/{json.loads(CRD.read_text())['metadata']['name']}")
+    return run
+
+
+def applied(kubectl: Kubectl, text: str, *options: str) -> None:
+    """Strictly checked without being kept, then kept, then kept again: nothing differs from what the server has."""
+    kubectl("apply", "--validate=strict", "--dry-run=server", *options, "-f", "-", given=text)
+    kubectl("apply", "--validate=strict", *options, "-f", "-", given=text)
+    again = kubectl("apply", "--validate=strict", *options, "-f", "-", given=text).stdout.splitlines()
+    assert [line for line in again if not line.endswith(" unchanged")] == []
+
+
+@pytest.mark.parametrize("name", MATRIX)
+async def test_what_the_chart_renders_is_taken_as_it_stands(
+    name: str, kubectl: Kubectl, kube: Kube, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(dict(MATRIX[name])))
+    text = template("kv", kube.namespace, file)
+    for namespace in {item["metadata"].get("namespace", kube.namespace) for item in parsed(text)} - {kube.namespace}:
+        kubectl("create", "namespace", namespace, check=False)
+    applied(kubectl, text)
+    kubectl("delete", "--wait=false", "-f", "-", given=text)
+
+
+def test_a_fault_is_refused(kubectl: Kubectl) -> None:
+    """Else the tests above could not fail."""
+    text = (MANIFESTS / "gateway.yaml").read_text(encoding="utf-8")
+    kubectl("apply", "-f", "-", given=next(part for part in text.split("---") if "kind: Namespace" in part))
+    wrong = text.replace("failureThreshold:", "failurethreshold:")
+    done = kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", given=wrong, check=False)
+    assert done.returncode
+    assert "failurethreshold" in done.stderr
+
+
+@pytest.fixture
+def gateway(kubectl: Kubectl) -> list[Object]:
+    """The plain manifests, in the namespace kvsync."""
+    text = (MANIFESTS / "gateway.yaml").read_text(encoding="utf-8")
+    # the namespace first: what is in it can't be checked before
+    kubectl("apply", "-f", "-", given=next(part for part in text.split("---") if "kind: Namespace" in part))
+    applied(kubectl, text)
+    return parsed(text)
+
+
+def test_manifests_and_samples_are_taken_as_they_stand(kubectl: Kubectl, gateway: list[Object]) -> None:
+    for file in (MANIFESTS / "rbac.yaml", MANIFESTS / "rbac-all-namespaces.yaml"):
+        applied(kubectl, file.read_text(encoding="utf-8"))
+    for file in sorted((ROOT / "deploy" / "samples").glob("*.yaml")):
+        applied(kubectl, file.read_text(encoding="utf-8"), "--namespace", "kvsync")
+    kubectl("delete", "-f", str(MANIFESTS / "rbac-all-namespaces.yaml"))
+    applied(kubectl, (MANIFESTS / "rbac.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("what", "allowed"),
+    [
+        ("list pods -n kvsync", True),
+        ("watch pods -n kvsync", True),
+        ("get pods -n kvsync", False),
+        ("create pods -n kvsync", False),
+        ("delete pods -n kvsync", False),
+        ("patch pods -n kvsync", False),
+        ("get pods/log -n kvsync", False),
+        ("create pods/exec -n kvsync", False),
+        ("list secrets -n kvsync", False),
+        ("list configmaps -n kvsync", False),
+        ("list nodes", False),
+        ("list pods -n default", False),
+        ("list pods -A", False),
+        ("impersonate users", False),
+    ],
+)
+def test_the_gateways_account_may_see_pods_and_nothing_else(
+    what: str, allowed: bool, kubectl: Kubectl, gateway: list[Object]
+) -> None:
+    done = kubectl("auth", "can-i", *what.split(), "--as", ACCOUNT, check=False)
+    assert (done.stdout.strip(), done.returncode) == (("yes", 0) if allowed else ("no", 1)), done.stderr
+
+
+def test_everywhere_means_pods_everywhere_and_nothing_else(kubectl: Kubectl, gateway: list[Object]) -> None:
+    file = str(MANIFESTS / "rbac-all-namespaces.yaml")
+    kubectl("apply", "-f", file)
+    try:
+        for what, allowed in {"list pods -A": "yes", "list pods -n default": "yes", "list secrets -A": "no"}.items():
+            done = kubectl("auth", "can-i", *what.split(), "--as", ACCOUNT, check=False)
+            assert done.stdout.strip() == allowed, what
+    finally:
+        kubectl("delete", "-f", file)
+        kubectl("apply", "-f", str(MANIFESTS / "rbac.yaml"))
+
+
+def test_a_pod_is_let_in_where_the_restricted_profile_is_enforced(kubectl: Kubectl, gateway: list[Object]) -> None:
+    made = only(gateway, "Deployment")["spec"]["template"]
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "as-deployed", "namespace": "kvsync"}}
+    kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps({**bare, "spec": made["spec"]}))
+    loose: Mapping[str, Any] = {**made["spec"], "securityContext": {}}
+    done = kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps({**bare, "spec": loose}), check=False)
+    assert "violates PodSecurity" in done.stderr
+
+
+async def test_kvsync_finds_pods_with_the_rights_of_its_account_alone(
+    kubectl: Kubectl, gateway: list[Object], server: Server, kube: Kube, tmp_path: Path
+) -> None:
+    """The rendered configuration, but for the address of the API server and the ports."""
+    token = tmp_path / "token"
+    token.write_text(kubectl("create", "token", "kvsync", "-n", "kvsync").stdout.strip())
+    config = yaml.safe_load(only(gateway, "ConfigMap")["data"]["kvsync.yaml"])
+    outside = {"api_server": server.url, "token_file": str(token), "ca_file": str(server.ca_file)}
+    config["kubernetes"] |= {**outside, "namespaces": ["kvsync"]}
+    config["admin"]["host"] = "127.0.0.1"
+    config["telemetry"]["log_format"] = "text"
+    async with running(tmp_path, config) as serving:
+
+        async def followed() -> bool:
+            return "kvsync/engine" in {row["engine"] for row in (await serving.workers()).values()}
+
+        await kube.inside("kvsync").create(pod("engine", labels={"model.aibrix.ai/name": "m"}), status("127.0.0.1"))
+        try:
+            await until(followed, "the pod among the workers")
+            assert (await serving.ready())["kubernetes"]["state"] == "synced"
+        finally:
+            await kube.inside("kvsync").delete("engine")
