@@ -76,6 +76,7 @@ print(json.dumps(missing))
     [
         ("sim", "it needs the extra 'sim' (pip install 'kvsync[sim]')"),
         ("demo", "the demo needs the extra 'sim' (pip install 'kvsync[sim]')"),
+        ("extproc", "Envoy's external processor needs the extra 'envoy' (pip install 'kvsync[envoy]')"),
         ("watch tcp://127.0.0.1:5557", "watching KV events requires ZMQ support (pip install 'kvsync[zmq]')"),
     ],
 )
@@ -99,12 +100,14 @@ def test_a_configuration_is_checked_and_its_doubts_are_told(python: str, tmp_pat
 
 async def test_requests_are_served_without_events_and_it_is_said(python: str, tmp_path: Path) -> None:
     async with sim("tiny") as engine:
-        config = models({"tiny": [Listed("a", engine)]}) | SYNC
+        config = models({"tiny": [Listed("a", engine)]}) | SYNC | {"redis": {"url": "redis://127.0.0.1:6379"}}
         async with running(tmp_path, config, python=python) as gateway:
             details = await gateway.ready()
             assert details["kv_sync"]["state"] == "waiting"
             (sentence,) = details["kv_sync"]["unmet"]
             assert sentence == "KV event sync requires ZMQ support (pip install 'kvsync[zmq]')"
+            assert details["redis"]["state"] == "unavailable"
+            assert "pip install 'kvsync[redis]'" in details["redis"]["problem"]
             messages = asks(text())
             for _ in range(2):
                 answer, decision = await gateway.chat("tiny", messages, max_tokens=2)
