@@ -23,6 +23,7 @@ CHART = ROOT / "deploy" / "helm" / "kvsync"
 HELM = ROOT / ".make" / "helm" / "helm"
 SCHEMA = CHART / "values.schema.json"
 MANIFESTS = ROOT / "deploy" / "manifests"
+ENVOY = ROOT / "deploy" / "envoy"
 OWN = "Settings"
 NAMESPACE = "kvsync"
 RENDERED = {
@@ -96,18 +97,17 @@ metadata:
 
 def copies() -> dict[Path, str]:
     """What the chart has of deploy/envoy: helm reads nothing outside of a chart's folder."""
-    return {
-        CHART / "files" / file.name: file.read_text(encoding="utf-8") for file in (ROOT / "deploy" / "envoy").glob("*")
-    }
+    return {CHART / "files" / file.name: file.read_text(encoding="utf-8") for file in sorted(ENVOY.glob("*.yaml"))}
 
 
-def main() -> None:
-    # one after the other: manifests are rendered with what the first two have written
-    for make in (lambda: {SCHEMA: schema()}, copies, manifests):
-        for path, text in make().items():
-            path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+def write(made: dict[Path, str]) -> None:
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":
-    main()
+    # one after the other: manifests are rendered with what the others have written
+    write({SCHEMA: schema()})
+    write(copies())
+    write(manifests())
