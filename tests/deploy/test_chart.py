@@ -20,7 +20,7 @@ from kvsync.config import Settings
 from kvsync.config.loading import read
 from tests.certificates import Authority
 from tests.deploy.objects import Object, faults, only, parsed, selects
-from tests.deploy.values import ENVOY, EVERYTHING, MATRIX
+from tests.deploy.values import ENVOY, EVERYTHING, MATRIX, NOTHING
 
 pytestmark = pytest.mark.usefixtures("helm")
 
@@ -54,10 +54,21 @@ def refusal(rendered: Rendered) -> Callable[[Mapping[str, Any]], str]:
     return refused
 
 
-def test_lint() -> None:
-    done = render.helm("lint", "--strict", str(render.CHART))
+@pytest.mark.parametrize("values", [EVERYTHING, NOTHING], ids=["everything", "nothing"])
+def test_lint(values: Mapping[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(dict(values)))
+    done = render.helm("lint", "--strict", str(render.CHART), "--values", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout
+
+
+def test_the_chart_is_of_the_packages_version_and_of_clusters_that_know_what_it_uses() -> None:
+    chart = yaml.safe_load((render.CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["appVersion"] == version("kvsync")
+    assert render.helm("template", "kv", str(render.CHART), "--kube-version", "1.30.0").returncode == 0
+    old = render.helm("template", "kv", str(render.CHART), "--kube-version", "1.29.9")
+    assert "incompatible with Kubernetes v1.29.9" in old.stderr
 
 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
