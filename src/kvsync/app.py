@@ -40,6 +40,8 @@ from kvsync.routing.modes import Modes
 from kvsync.routing.records import as_json
 from kvsync.routing.router import Router
 from kvsync.store.connection import Store
+from kvsync.store.limits import Limits, requests_per_second
+from kvsync.store.loads import SharedLoads
 from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.service import TokenizerService
@@ -139,6 +141,7 @@ class App:
         self.router = Router(
             self.index, self.fleet, loads, settings.routing, self.metrics, asleep=lambda: self.kv_sync.asleep()
         )
+        self.shared_loads = SharedLoads(self.store, settings.redis.load, loads, self.fleet, self.metrics)
         self.modes = Modes(time.monotonic)
         self.tokenizer = TokenizerService(
             settings.tokenizer,
@@ -151,6 +154,7 @@ class App:
         self.kv_sync = KVSync(settings, self._make_manager, lambda _: self.tokenizer.probe())
         self.audit = Audit(self.index, self.kv_sync.resync, settings.routing.observed_lifetime, self.metrics)
         tokenizing = CountedTokenizing(self.tokenizer, self.metrics)
+        self.limits = Limits(settings.limits, requests_per_second(settings.models), self.store, self.metrics)
         self._rooms = Rooms.furnish(
             settings.gateway,
             fleet=self.fleet,
@@ -161,6 +165,7 @@ class App:
             inject_usage=settings.audit.inject_usage,
             engines=self._access,
             tenants=self._tenants,
+            gate=self.limits,
         )
         self.gateway = Gateway(self._rooms, data_tls)
         self._draining = False
@@ -175,7 +180,7 @@ class App:
             metrics=self.metrics,
             tokenizing=self.tokenizer.stats,
             draining=lambda: self._draining,
-            redis=self.store.describe,
+            redis=lambda: {**self.store.describe(), "replicas": self.shared_loads.replicas},
             kubernetes=self.kubernetes.status if self.kubernetes is not None else None,
         )
         self.extproc = self._make_extproc() if settings.extproc.enabled else None
@@ -236,6 +241,10 @@ class App:
         }
         if self.kubernetes is not None:
             steps = {**steps, "pods": self.kubernetes.run}
+        if self.limits.users and self.store.configured:
+            steps = {**steps, "tokens of users": self.limits.step}
+        if self._shares_load:
+            steps = {**steps, "the load of other replicas": self.shared_loads.step}
         self._tasks = [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
         if self.extproc is not None:
             log.info("Envoy's questions on port %d", self.extproc.port)
@@ -259,8 +268,15 @@ class App:
         self._tasks = []
         await self.kv_sync.stop()
         await self.tokenizer.close()
+        await self.limits.tell()
+        if self._shares_load:
+            await self.shared_loads.stop()
         await self.store.stop()
         await self.admin.stop()
+
+    @property
+    def _shares_load(self) -> bool:
+        return self.store.configured and self.settings.redis.load.enabled
 
     def hurry(self) -> None:
         """Have :meth:`stop` wait no longer for open answers."""
@@ -355,6 +371,7 @@ class App:
         self._newer_settings.clear()
         settings = self._source.settings
         await asyncio.to_thread(self._tenants.update, settings)
+        self.limits.update(requests_per_second(settings.models))
         await self.tokenizer.update_models(settings.models)
         await self.kv_sync.update(self.settings.model_copy(update={"events": settings.events}))
 

@@ -121,13 +121,14 @@ class Report:
         """Every worker of the fleet, whether or not its events are followed."""
         streams = {status.worker: status for status in self._kv_sync.workers()}
         indexed = self._indexed()
-        loads = self._loads.snapshot()
+        loads, elsewhere = self._loads.own(), self._loads.elsewhere()
         modes, breakers = self._modes.workers, self._router.breakers()
         found = []
         for engine in self._fleet:
             for rank in engine.ranks:
                 worker = engine.worker(rank)
-                stream, known, load = streams.get(worker), indexed.get(worker, {}), loads.get(worker)
+                stream, known = streams.get(worker), indexed.get(worker, {})
+                load, others = loads.get(worker), elsewhere.get(worker)
                 found.append(
                     {
                         "worker": worker,
@@ -146,6 +147,8 @@ class Report:
                         "block_size": known.get("block_size", 0),
                         "running": load.running if load else 0,
                         "queued_prefill_tokens": load.queued_prefill_tokens if load else 0,
+                        "running_elsewhere": others.running if others else 0,
+                        "queued_prefill_tokens_elsewhere": others.queued_prefill_tokens if others else 0,
                         "asleep": stream.asleep if stream else False,
                         "alarm": stream.alarm if stream else None,
                         "problem": stream.problem if stream else None,

@@ -118,6 +118,8 @@ class _Stack:
             for model in settings.models
             if not model.engines
         ]
+        if settings.limits.users and settings.redis.url is None:
+            warnings.append("limits.users is on without redis.url: each replica counts by itself")
         return Loaded(settings, tuple(warnings), self._origins())
 
     def _section(self, *place: str) -> dict[str, object]:

@@ -14,6 +14,7 @@ from kvsync.config.addresses import api_path, http_address, tcp_address
 from kvsync.config.curve import public_key
 from kvsync.config.discovery import DiscoverySettings, KubernetesSettings
 from kvsync.config.extproc import ExtProcSettings
+from kvsync.config.limits import LimitsSettings
 from kvsync.config.redis import RedisSettings
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -258,6 +259,8 @@ class ModelSettings(_Section):
     name: Name
     tokenizer: Path | None = None
     """Folder with ``tokenizer.json`` and the chat template, for local tokenizing."""
+    requests_per_second: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+    """Of the model and its adapters together, over all replicas."""
     engines: tuple[EngineSettings, ...] = ()
 
 
@@ -271,6 +274,7 @@ class Settings(_Section):
     routing: RoutingSettings = RoutingSettings()
     audit: AuditSettings = AuditSettings()
     redis: RedisSettings = RedisSettings()
+    limits: LimitsSettings = LimitsSettings()
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -23,7 +23,7 @@ class LoadSharingSettings(Section):
 
     enabled: bool = True
     """Where ``redis.url`` is set."""
-    interval: Annotated[float, Field(ge=0.02, le=60)] = 0.2
+    interval: Annotated[float, Field(ge=0.02, le=60)] = 0.05
     """Between two times of telling and of reading the others'."""
     lifetime: Annotated[float, Field(ge=0.1, le=600)] = 2.0
     """A replica that told nothing new for this long counts nothing any more."""

@@ -143,7 +143,9 @@ class ExtProc:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many open requests (extproc.max_streams)")
         self._telemetry.extproc_stream("opened")
         self.streams += 1
-        talk = Conversation(self._desk, self._admission, self._telemetry, read_answers=self._settings.read_answers)
+        gate = self._rooms.gate  # users' tokens are counted by their answers
+        read_answers = self._settings.read_answers or (gate is not None and gate.users)
+        talk = Conversation(self._desk, self._admission, self._telemetry, read_answers=read_answers)
         try:
             await self._converse(talk, context)
         except DecodeError:

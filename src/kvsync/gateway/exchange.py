@@ -187,6 +187,7 @@ class Exchange(Course):
 
     def _cut(self, outcome: Outcome) -> None:
         """After the status line nothing can be mended: the client must see that the answer is not whole."""
+        self._spend(None)
         self._release(outcome)
         self._over = True
         self._rooms.telemetry.cut(self._route.path, outcome)

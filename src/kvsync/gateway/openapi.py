@@ -62,6 +62,7 @@ _SCHEMAS: Final[dict[str, Schema]] = {
                 {
                     "state": {"enum": ["off", "unavailable", "connecting", "up", "down"]},
                     "problem": _or_null("string"),
+                    "replicas": _COUNT,
                 }
             ),
             "models": _map(_object({"mode": {"enum": _MODES}, "workers": _map(_COUNT)})),
@@ -85,6 +86,8 @@ _SCHEMAS: Final[dict[str, Schema]] = {
             "block_size": _COUNT,
             "running": _COUNT,
             "queued_prefill_tokens": _COUNT,
+            "running_elsewhere": _COUNT,
+            "queued_prefill_tokens_elsewhere": _COUNT,
             "problem": _or_null("string"),
             "index": {"type": "object"},
             "stream": _or_null("object"),

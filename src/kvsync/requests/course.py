@@ -1,4 +1,4 @@
-"""One request's course: read → resolve → salt → usage → tokens → choose → carry → release.
+"""One request's course: read → resolve → salt → usage → limits → tokens → choose → carry → release.
 
 :class:`Course` is all of it but for the bytes: those are for who carries them, a subclass. Nothing that is decided of a
 request is decided anywhere else, so whoever carries it, the same request goes the same way.
@@ -10,7 +10,8 @@ What must always hold:
   fleet's budget allow.
 - The body goes out as it came in, but for the salt that a tenant's policy sets or removes and the usage that
   ``audit.inject_usage`` asks for.
-- Every request is counted once, as answered or as cut.
+- Every request is counted once, as answered or as cut. What it took of a user's tokens is told once: what its usage
+  says, or its prompt where an engine had it and no usage came.
 - When the client leaves, nothing of its request goes on.
 """
 
@@ -19,14 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from kvsync.requests import body, errors
 from kvsync.requests.admission import Admitted
 from kvsync.requests.errors import Problem
 from kvsync.requests.headers import Field, Wishes, printable
-from kvsync.requests.inject import ask_for_usage
-from kvsync.requests.ports import JsonObject, Outcome, Ticket
+from kvsync.requests.inject import ask_for_usage, must_ask_for_usage
+from kvsync.requests.ports import JsonObject, Outcome, Ticket, Verdict
 from kvsync.requests.refusals import refuse_beyond_tenant
 from kvsync.requests.rooms import Rooms
 from kvsync.routing.decision import Decision, Query
@@ -70,6 +72,9 @@ class Course:
         "_tenant",
         "_ticket",
         "_tokenized",
+        "_usage_comes",
+        "_user",
+        "_verdict",
         "_wishes",
     )
 
@@ -84,6 +89,10 @@ class Course:
         self._closed = closed = rooms.tenants.closed
         self._wishes = Wishes(fields, credentials_pass=authorization is None and not closed)
         self._may_inject = may_inject and rooms.inject_usage
+        self._user = self._asker(fields) if rooms.gate is not None and rooms.gate.users else b""
+        self._verdict: Verdict | None = None
+        self._usage_comes = False
+        """It was asked for in the client's name."""
         self._since = rooms.loop.time()
         self._model: tuple[str, str | None]
         self._tokenized: TokenizedRequest
@@ -127,8 +136,58 @@ class Course:
             self._refuse(problem)
             return
         self._model = model
+        gate = self._rooms.gate
+        judging = gate.begin(self._user, model[0]) if gate is not None else None
+        if judging is None:
+            self._tokenize(asked)
+        else:
+            self._await_verdict(judging, asked)
+
+    # ---- limits
+
+    def _asker(self, fields: list[Field]) -> bytes:
+        """Whose limits count: the tenant's, where a key says who that is. A header can say anything."""
+        if self._closed:
+            return self._tenant.name.encode()
+        named = [value for lower, _, value in fields if lower == b"user"]
+        return named[-1].strip() if named else b""
+
+    def _await_verdict(self, judging: Awaitable[Verdict], asked: JsonObject) -> None:
+        task = asyncio.ensure_future(judging, loop=self._rooms.loop)
+        task.add_done_callback(partial(self._on_verdict, asked))
+        self._task = task
+
+    def _on_verdict(self, asked: JsonObject, task: asyncio.Future[Verdict]) -> None:
+        self._task = None
+        if self._over:
+            return
         try:
-            tokenized = self._rooms.tokenizing.begin(self._route.path, asked, *model)
+            verdict = task.result()
+        except (Exception, asyncio.CancelledError):
+            # Against its contract, so it is told; but a fault in counting is no reason to refuse anybody.
+            _log.exception("judging a request's limits failed with an exception; it passes")
+            self._tokenize(asked)
+            return
+        if verdict.refused is not None:
+            subject, allowed, retry_after = verdict.subject, verdict.allowed, verdict.retry_after
+            self._refuse(errors.limit_exceeded(verdict.refused, subject, allowed, retry_after))
+        elif verdict.wants_usage and not self._usage_comes and must_ask_for_usage(self._route.path, asked):
+            self._refuse(errors.usage_not_asked_for())
+        else:
+            self._verdict = verdict
+            self._tokenize(asked)
+
+    def _spend(self, usage: Mapping[str, object] | None) -> None:
+        """An engine had the request; what it took is told."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None:
+            verdict.spent(usage, self._decision.prompt_tokens)
+
+    # ---- tokens
+
+    def _tokenize(self, asked: JsonObject) -> None:
+        try:
+            tokenized = self._rooms.tokenizing.begin(self._route.path, asked, *self._model)
         except Exception:
             tokenized = _untokenized()
         if isinstance(tokenized, TokenizedRequest):
@@ -141,6 +200,7 @@ class Course:
         with_usage = ask_for_usage(self._route.path, asked, self._raw)
         if with_usage is not None:
             self._raw = with_usage
+            self._usage_comes = True
             self._wishes.take_plain()  # a compressed stream could not be looked into
             self._expect_usage()
 
@@ -214,13 +274,15 @@ class Course:
         if self._rooms.settings.reveal_match:
             match = (chosen.match.credit, chosen.expected, chosen.match.trust.encode())
             told += b"x-kvsync-match: credit=%d;expected=%d;trust=%b\r\n" % match
-        return told
+        return told if self._verdict is None else told + b"".join(self._verdict.fields)
 
     # ---- ends
 
     def _answered(self, status: int, usage: Mapping[str, object] | None) -> None:
         """The whole answer went through, and the load is released."""
         rooms = self._rooms
+        if status == 200:
+            self._spend(usage)
         rooms.telemetry.answered(self._route.path, status, rooms.loop.time() - self._since, "engine")
         rooms.on_answer(self._decision, self._tokenized, status, usage)
 
@@ -249,6 +311,8 @@ class Course:
         self._over = True
         if self._task is not None:
             self._task.cancel()
+        if self._ticket is not None:
+            self._spend(None)
         self._release(outcome)
         self._rooms.telemetry.cut(self._route.path, outcome)
 

@@ -7,6 +7,7 @@ answers; in the JSON body it is escaped and cut to :data:`ECHO` characters.
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 
@@ -234,6 +235,34 @@ def not_routed(error: RoutingError) -> Problem:
     if isinstance(error, BadFilter):
         return bad_filter(error.subject)
     return routing_failed(error.reason)
+
+
+def limit_exceeded(limit: Literal["rpm", "tpm", "model_rps"], subject: str, allowed: int, retry_after: int) -> Problem:
+    """AIBrix's refusals, with when to come again."""
+    kind, unit, header = {
+        "rpm": ("user", "RPM", b"x-error-rpm-exceeded"),
+        "tpm": ("user", "TPM", b"x-error-tpm-exceeded"),
+        "model_rps": ("model", "RPS", b"x-error-model-rps-exceeded"),
+    }[limit]
+    return Problem(
+        429,
+        f"{kind}: {_echo(subject)} has exceeded {unit}: {allowed}",
+        reason=f"{limit}_exceeded",
+        code="rate_limit_exceeded",
+        headers=((header, b"true"), (b"retry-after", b"%d" % retry_after)),
+        type="rate_limit_error",
+    )
+
+
+def usage_not_asked_for() -> Problem:
+    """AIBrix's: what a user's limited tokens are counted by."""
+    return Problem(
+        400,
+        "include usage for stream options not set",
+        reason="usage_not_asked_for",
+        param="stream_options",
+        headers=((b"x-error-no-stream-options-include-usage", b"include usage for stream options not set"),),
+    )
 
 
 def too_many_connections() -> Problem:

@@ -52,6 +52,14 @@ def ask_for_usage(path: str, asked: JsonObject, text: bytes) -> bytes | None:
     return edit_object(text, {_OPTIONS: edit_object(given, {"include_usage": b"true"})})
 
 
+def must_ask_for_usage(path: str, asked: JsonObject) -> bool:
+    """Whether the answer would have no usage for want of being asked for it."""
+    if path not in STREAMS or asked.get("stream") is not True:
+        return False
+    options = asked.get(_OPTIONS)
+    return not (isinstance(options, dict) and options.get("include_usage") is True)
+
+
 class UsageChunk:
     """Takes the chunk out of one stream. The work is linear in the stream, however finely it is cut."""
 
@@ -118,4 +126,4 @@ def _is_usage_alone(event: bytes) -> bool:
     return chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
 
 
-__all__ = ["MAX_EVENT", "STREAMS", "UsageChunk", "ask_for_usage"]
+__all__ = ["MAX_EVENT", "STREAMS", "UsageChunk", "ask_for_usage", "must_ask_for_usage"]

@@ -7,7 +7,7 @@ take time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from kvsync.routing.decision import Decision, Query
@@ -84,6 +84,51 @@ class OnAnswer(Protocol):
         ``usage`` is the last usage object in the answer, where one was found."""
 
 
+class Verdict(Protocol):
+    """What limits say of one request."""
+
+    @property
+    def refused(self) -> Literal["rpm", "tpm", "model_rps"] | None:
+        """The limit that it is beyond: a user's requests or tokens in a minute, a model's requests in a second."""
+
+    @property
+    def subject(self) -> str:
+        """The user or model."""
+
+    @property
+    def allowed(self) -> int:
+        """The limit's figure."""
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until there is room again."""
+
+    @property
+    def fields(self) -> Sequence[bytes]:
+        """For the answer, each as ``name: value CRLF``."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """The answer has to say what it took."""
+
+    @property
+    def spent(self) -> Callable[[Mapping[str, object] | None, int], None]:
+        """To be told once, of an answer that took something: its usage, and its prompt's tokens as far as they are
+        known without it."""
+
+
+class Gate(Protocol):
+    """Who may have how much."""
+
+    @property
+    def users(self) -> bool:
+        """Whether it wants to know who asks."""
+
+    def begin(self, user: bytes, model: str) -> Awaitable[Verdict] | None:
+        """Count one request of a user (``b""``: of nobody) for a base model; ``None`` when nothing limits it. Waits for
+        a bounded time and never raises."""
+
+
 class Telemetry(Protocol):
     """What the gateway counts. Every request ends in exactly one of :meth:`answered` and :meth:`cut`."""
 
@@ -108,4 +153,15 @@ class Telemetry(Protocol):
         ``idle_timeout``, ``request_timeout``, ``write_timeout``, ``pipeline_overflow``, ``incomplete_request``."""
 
 
-__all__ = ["Fleet", "JsonObject", "OnAnswer", "Outcome", "Routing", "Telemetry", "Ticket", "Tokenizing"]
+__all__ = [
+    "Fleet",
+    "Gate",
+    "JsonObject",
+    "OnAnswer",
+    "Outcome",
+    "Routing",
+    "Telemetry",
+    "Ticket",
+    "Tokenizing",
+    "Verdict",
+]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvsync.config import GatewaySettings, Settings
 from kvsync.discovery.access import EngineAccess
 from kvsync.requests.auth import Tenants
-from kvsync.requests.ports import Fleet, OnAnswer, Routing, Telemetry, Tokenizing
+from kvsync.requests.ports import Fleet, Gate, OnAnswer, Routing, Telemetry, Tokenizing
 from kvsync.requests.salts import Salts
 from kvsync.requests.turns import Turns
 
@@ -29,6 +29,7 @@ class Rooms:
     engines: EngineAccess
     tenants: Tenants
     salts: Salts
+    gate: Gate | None
 
     @classmethod
     def furnish(
@@ -43,11 +44,13 @@ class Rooms:
         inject_usage: bool = False,
         engines: EngineAccess | None = None,
         tenants: Tenants | None = None,
+        gate: Gate | None = None,
     ) -> Rooms:
         """
         Args:
             engines: their key, and TLS for those with https URLs; by default no key and the system's authorities.
             tenants: who may come in; by default everybody.
+            gate: how much they may have; by default as much as they want.
 
         Raises:
             BadFile: the secret of the salts can't be read.
@@ -66,6 +69,7 @@ class Rooms:
             engines=engines or EngineAccess(),
             tenants=tenants or Tenants(Settings(gateway=settings)),
             salts=Salts(settings),
+            gate=gate,
         )
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a worker is busy with, as this gateway counts it."""
+    """What a worker is busy with, as this gateway counts it and, where they tell, other replicas too."""
 
     running: int = 0
     """Requests sent and not finished."""

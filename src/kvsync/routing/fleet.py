@@ -86,6 +86,12 @@ class Fleet:
                 self._slots[key] = found
         return found
 
+    def addresses(self) -> Iterator[tuple[str, str]]:
+        """Every worker, with what it is called by every replica alike (names tell of what one gateway has seen)."""
+        for engine in self._engines.values():
+            for rank in engine.ranks:
+                yield engine.worker(rank), f"{engine.url} {rank}"
+
     def __iter__(self) -> Iterator[Engine]:
         """All engines, ready or not."""
         return iter(self._engines.values())

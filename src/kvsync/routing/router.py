@@ -282,8 +282,11 @@ class Router:
 
     def _show(self) -> None:
         running = 0
-        for worker, load in self._loads.snapshot().items():
+        elsewhere = self._loads.elsewhere()
+        for worker, load in self._loads.own().items():
+            others = elsewhere.get(worker, Load())
             self._metrics.load(worker, load.running, load.queued_prefill_tokens)
+            self._metrics.load_elsewhere(worker, others.running, others.queued_prefill_tokens)
             running += load.running
         self._metrics.in_flight(running)
         for worker, state in self._breakers.states().items():

@@ -310,9 +310,10 @@ class Store:
             return
         self._telemetry.redis_state(state)
         if state == "up":
-            _log.info("Redis answers (%s)", self.settings.url)
+            self._throttle.log(logging.INFO, "up", "Redis answers (%s)", self.settings.url)
         else:
-            _log.warning("Redis is not reached (%s): %s; this gateway goes on alone", self.settings.url, problem)
+            said = "Redis is not reached (%s): %s; this gateway goes on alone"
+            self._throttle.warning("down", said, self.settings.url, problem)
 
 
 async def _exchange(client: Client, commands: Sequence[Command]) -> list[Any]:

@@ -166,6 +166,22 @@ class Metrics:
         self._redis_seconds = families.histogram(
             "kvsync_redis_seconds", "How long whoever asked waited.", "call", buckets=_SHORT
         )
+        self._limited = families.counter(
+            "kvsync_limited", "Requests that a limit was held against.", "limit", "result", "counted"
+        )
+        self._limit_faults = families.counter(
+            "kvsync_limit_faults", "What could not be counted as it should, by reason.", "reason"
+        )
+        self._replicas = families.gauge("kvsync_replicas", "Other replicas whose load counts here now.")()
+        self._bad_news = families.counter(
+            "kvsync_load_news_unusable", "What was told as another replica's load and is none.", "reason"
+        )
+        self._running_elsewhere = families.gauge(
+            "kvsync_worker_running_elsewhere", "Requests that other replicas sent to the worker.", "worker"
+        )
+        self._queued_elsewhere = families.gauge(
+            "kvsync_worker_queued_prefill_tokens_elsewhere", "Their uncached prompt tokens.", "worker"
+        )
 
     def at_scrape(self, callback: Callable[[], None]) -> None:
         """Have it called before every :meth:`render`, to put in what other rooms count themselves."""
@@ -392,6 +408,28 @@ class Metrics:
         """One of :data:`REDIS_STATES`."""
         for known in REDIS_STATES:
             self._redis(known).set(known == state)
+
+    def limited(self, kind: str, result: str, counted: str) -> None:
+        """A request of a ``user`` or for a ``model`` was ``allowed`` or refused; counted ``shared`` or ``alone``."""
+        self._limited(kind, result, counted).inc()
+
+    def limit_fault(self, reason: str) -> None:
+        """``bad_record``, ``no_usage`` or ``untold``."""
+        self._limit_faults(reason).inc()
+
+    def replicas(self, others: int) -> None:
+        """So many others told their load of late."""
+        self._replicas.set(others)
+
+    def load_news_unusable(self, reason: str) -> None:
+        """What stood as another replica's load was ``too_large``, ``malformed``, or one of ``too_many``."""
+        self._bad_news(reason).inc()
+
+    def load_elsewhere(self, worker: str, running: int, queued_prefill_tokens: int) -> None:
+        """What other replicas say that they sent to the worker."""
+        if worker in self._workers:
+            self._running_elsewhere(worker).set(running)
+            self._queued_elsewhere(worker).set(queued_prefill_tokens)
 
     def discovered(
         self, namespace: str, state: str, age: float | None, counts: Mapping[str, int], failures: Mapping[str, int]

@@ -95,7 +95,9 @@ def test_importing_it_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.Store(RedisSettings(url="redis://127.0.0.1:1"), Told(), installed=lambda: False).configured is False
 
 
+@pytest.mark.faults
 async def test_absent_at_start_and_there_later(valkey: Valkey) -> None:
+    """A server that is not there when the gateway starts (D1)."""
     valkey.stop()
     told = Told()
     async with store(valkey.url, told, up=False) as asked:
@@ -122,7 +124,7 @@ async def test_a_server_that_is_started_again_is_used_again(valkey: Valkey, end:
 
 @pytest.mark.faults
 async def test_a_black_hole_costs_a_budget_and_then_nothing(valkey: Valkey) -> None:
-    """D1: a server that takes everything and answers nothing."""
+    """A server that takes everything and answers nothing (D1)."""
     told = Told()
     async with store(valkey.url, told, timeout=0.5) as asked:
         assert await answers(asked)
@@ -141,7 +143,7 @@ async def test_a_black_hole_costs_a_budget_and_then_nothing(valkey: Valkey) -> N
 
 @pytest.mark.faults
 async def test_slow_answers_come_to_nobody_and_keep_their_connections(valkey: Valkey) -> None:
-    """D1: replies that take longer than the budget."""
+    """Replies that take longer than the budget (D1)."""
     async with Proxy(valkey.url) as proxy, store(proxy.endpoint, timeout=5.0) as asked:
         assert await answers(asked)
         proxy.delay = 0.15

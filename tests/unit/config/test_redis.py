@@ -132,3 +132,9 @@ def test_service_links_of_kubernetes_turn_nothing_on() -> None:
 def test_a_bad_host_is_a_fault(faults: Faults) -> None:
     (fault,) = faults(environ={"REDIS_HOST": "red is"})
     assert str(fault).startswith("REDIS_HOST: redis.url")
+
+
+def test_limits_without_redis_are_warned_of() -> None:
+    (warning,) = read(None, {"KVSYNC_LIMITS_USERS": "true"}, {}).warnings
+    assert "each replica counts by itself" in warning
+    assert not read(None, {"KVSYNC_LIMITS_USERS": "true", "REDIS_HOST": "redis"}, {}).warnings

@@ -72,6 +72,11 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.engine_hits(worker, 700, 300)
     metrics.reloaded("applied")
     metrics.redis_state("up")
+    metrics.limited("user", "rpm_exceeded", "shared")
+    metrics.limit_fault("no_usage")
+    metrics.replicas(2)
+    metrics.load_news_unusable("malformed")
+    metrics.load_elsewhere(worker, 5, 600)
     metrics.redis_called("limits", "timeout", 0.05)
 
 
@@ -192,6 +197,12 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("engine_cache_hits_tokens_total", {"worker": "w"}, 300),
     ("config_reloads_total", {"result": "applied"}, 1),
     ("redis", {"state": "up"}, 1),
+    ("limited_total", {"limit": "user", "result": "rpm_exceeded", "counted": "shared"}, 1),
+    ("limit_faults_total", {"reason": "no_usage"}, 1),
+    ("replicas", {}, 2),
+    ("load_news_unusable_total", {"reason": "malformed"}, 1),
+    ("worker_running_elsewhere", {"worker": "w"}, 5),
+    ("worker_queued_prefill_tokens_elsewhere", {"worker": "w"}, 600),
     ("redis", {"state": "down"}, 0),
     ("redis_calls_total", {"call": "limits", "result": "timeout"}, 1),
     ("redis_seconds_sum", {"call": "limits"}, 0.05),
@@ -269,6 +280,7 @@ def test_what_ends_on_a_worker_that_is_gone_does_not_bring_its_series_back(metri
     metrics.audited("w", "over", 10, 5)
     metrics.applied("w", 1e-4)
     metrics.load("w", 1, 1)
+    metrics.load_elsewhere("w", 1, 1)
     metrics.breaker("w", "open")
     metrics.modes({"w": "exact"}, {})
     metrics.contradicted("w")
