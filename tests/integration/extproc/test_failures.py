@@ -14,13 +14,19 @@ import pytest
 from kvsync.app import App
 from tests.faults.http import SSE_HEAD, FakeEngine, Talk, chunk, reply
 from tests.faults.process import Process
-from tests.integration.extproc.envoy import envoy, filter_of, manager
+from tests.integration.extproc.envoy import cluster, envoy, filter_of, manager
 from tests.integration.extproc.harness import good, post, settings, street
 from tests.integration.gateway.harness import BODY, Client, eventually
 
 
 def impatient(config: dict[str, Any]) -> None:
-    filter_of(config)["message_timeout"] = "0.3s"
+    filter_of(config)["message_timeout"] = "1s"
+
+
+def watchful(config: dict[str, Any]) -> None:
+    """It notices in a fifth of a second what it has two and a half for: other tests have the machine, too."""
+    (check,) = cluster(config, "kvsync")["health_checks"]
+    check |= {"interval": "0.2s", "no_traffic_interval": "0.2s", "unhealthy_threshold": 1}
 
 
 # ---- engines
@@ -211,7 +217,7 @@ async def test_restarted(tmp_path: Path) -> None:
     statuses: list[int] = []
     over = asyncio.Event()
     try:
-        async with envoy(tmp_path, *ports) as made:
+        async with envoy(tmp_path, *ports, changes=watchful) as made:
             await made.healthy(processors=2)
 
             async def traffic() -> None:
