@@ -122,6 +122,7 @@ MATRIX: Mapping[str, Mapping[str, Any]] = {
             "service": {"type": "NodePort", "externalTrafficPolicy": "Local"},
         },
     },
+    "no zmq": {"image": {"tag": "0.1.0-nozmq"}, "config": {"events": {"enabled": False}}},
     "one replica": {"replicas": 1},
     "none": {"replicas": 0},
     "egress": {"networkPolicy": {"egress": {"enabled": True}}},

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts.deploy import render
 from scripts.deploy.render import MANIFESTS, ROOT, template
 
 from tests.deploy.objects import CRD, Object, only, parsed
@@ -66,6 +67,38 @@ async def test_what_the_chart_renders_is_taken_as_it_stands(
         kubectl("create", "namespace", namespace, check=False)
     applied(kubectl, text)
     kubectl("delete", "--wait=false", "-f", "-", given=text)
+
+
+async def test_a_release_is_installed_changed_rolled_back_and_leaves_nothing_behind(
+    real: RealApiServer, kubectl: Kubectl, kube: Kube, tmp_path: Path
+) -> None:
+    """By helm itself. No controller is here, so nothing is waited for."""
+    place = ["--kubeconfig", str(real.kubeconfig), "--namespace", kube.namespace]
+
+    def helm(*args: str) -> None:
+        done = render.helm(*args, *place)
+        assert done.returncode == 0, done.stderr
+
+    def there() -> set[str]:
+        """Everything of the release, in whatever namespace."""
+        kinds = "deploy,svc,cm,sa,pdb,hpa,netpol,servicemonitor,role,rolebinding,clusterrole,clusterrolebinding"
+        label = "app.kubernetes.io/instance=steps"
+        return set(kubectl("get", kinds, "-A", "-l", label, "-o", "name").stdout.split())
+
+    files = {}
+    for name in ("everything", "Envoy", "nothing"):
+        files[name] = tmp_path / f"{name}.yaml"
+        files[name].write_text(yaml.safe_dump({**MATRIX[name], "fullnameOverride": "steps"}))
+    helm("install", "steps", str(render.CHART), "--values", str(files["Envoy"]))
+    first = there()
+    assert {"deployment.apps/steps", "deployment.apps/steps-envoy", "service/steps-extproc"} <= first
+    for name in ("everything", "nothing"):
+        helm("upgrade", "steps", str(render.CHART), "--values", str(files[name]))
+    assert there() == {"deployment.apps/steps", "service/steps", "service/steps-admin", "configmap/steps"}
+    helm("rollback", "steps", "1")
+    assert there() == first
+    helm("uninstall", "steps")
+    assert there() == set()
 
 
 def test_a_fault_is_refused(kubectl: Kubectl) -> None:
