@@ -118,6 +118,8 @@ class Conversation:
     # ---- the request
 
     def _on_head(self, message: pb.ProcessingRequest) -> Sequence[pb.ProcessingResponse] | None:
+        if self._admitted is not None or self._told:  # one request a stream
+            return [replies.go_on("request_headers")]
         self._head = head = read_head(message.request_headers)
         self._subset = read_subset(message)
         rooms = self._desk.rooms

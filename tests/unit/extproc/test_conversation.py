@@ -228,6 +228,50 @@ async def test_every_end_releases_once(town: Town) -> None:
     assert town.timed.decided == 12
 
 
+ANY = [
+    head(),
+    head(Mode.FULL_DUPLEX_STREAMED),
+    head(Mode.FULL_DUPLEX_STREAMED, Mode.FULL_DUPLEX_STREAMED),
+    head(answers=Mode.STREAMED),
+    head(last=True),
+    head(content_length="99999999999999999999999", content_encoding="gzip"),
+    body(BODY),
+    body(BODY, last=False),
+    body(b'{"model": "m", "stream": true}'),
+    body(b"\xff", last=False),
+    answer_head(),
+    answer_head(503, 0x20),
+    answer_head(0, last=True, content_type="text/event-stream"),
+    answer_piece(b"data: 1\n\n"),
+    answer_piece(b"", last=True),
+    pb.ProcessingRequest(request_trailers=pb.HttpTrailers()),
+    pb.ProcessingRequest(response_trailers=pb.HttpTrailers()),
+    pb.ProcessingRequest(request_headers=pb.HttpHeaders()),
+    pb.ProcessingRequest(),
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_comes_in_whatever_order_ends(town: Town, seed: int) -> None:
+    """No Envoy does most of this. One decision at most, every load released once, every request counted once."""
+    rng = Random(seed)
+    for _ in range(50):
+        before, counted = len(town.routing.tickets), sum(town.counters.answers.values())
+        cut = sum(town.counters.cuts.values())
+        talk = town.talk()
+        for message in rng.choices(ANY, k=rng.randrange(1, 9)):
+            replies = talk.hear(message)
+            assert replies is not None  # tokens are known at once here
+        for _ in range(rng.randrange(1, 3)):
+            talk.end("client_gone")
+        tickets = town.routing.tickets[before:]
+        assert len(tickets) <= 1
+        assert all(len(ticket.ends) == 1 for ticket in tickets)
+        ended = sum(town.counters.answers.values()) - counted + sum(town.counters.cuts.values()) - cut
+        assert ended <= 1
+        assert ended == 1 or not tickets
+
+
 async def test_a_request_that_went_out_is_not_kept(town: Town) -> None:
     """An answer may stream for minutes, and bodies are large."""
     raw = b'{"model": "m", "prompt": "%b"}' % (b"x" * 100_000)
