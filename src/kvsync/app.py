@@ -71,6 +71,8 @@ class Door(Protocol):
 
 TICK = 1.0
 """Seconds between two looks at what time alone changes."""
+FIRST_LIST = 2.0
+"""Seconds that a start waits for the first list of pods."""
 
 
 class CountedTokenizing:
@@ -220,6 +222,10 @@ class App:
         log.info("prefix index: %s", "native core" if NATIVE else "pure Python (kvsync-core is not installed)")
         self._source.start()
         try:
+            if self.kubernetes is not None:
+                self._tasks.append(asyncio.create_task(_keep("pods", self.kubernetes.run), name="pods"))
+                # The engines may be those that KV sync needs to start: to tokenize, and to be followed.
+                await self.kubernetes.listed(FIRST_LIST)
             await self.store.start()
             await self.tokenizer.start()
             await self.kv_sync.start()
@@ -239,13 +245,11 @@ class App:
             "secrets and certificates": self._follow_files,
             "adapters of engines": self._adapters.run,
         }
-        if self.kubernetes is not None:
-            steps = {**steps, "pods": self.kubernetes.run}
         if self.limits.users and self.store.configured:
             steps = {**steps, "tokens of users": self.limits.step}
         if self._shares_load:
             steps = {**steps, "the load of other replicas": self.shared_loads.step}
-        self._tasks = [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
+        self._tasks += [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
         if self.extproc is not None:
             log.info("Envoy's questions on port %d", self.extproc.port)
         if self.settings.gateway.enabled:

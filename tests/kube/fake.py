@@ -187,6 +187,27 @@ class FakeApiServer:
         """Something that is no pod is written."""
         self._revision += 1
 
+    def fill(self, namespace: str, count: int, **metadata: object) -> None:
+        """So many pods that are nobody's engine, without a request for each."""
+        for n in range(count):
+            made: Json = {"metadata": {"name": f"filler-{n:05}", "namespace": namespace, "uid": str(uuid.uuid4())}}
+            made["metadata"] |= metadata
+            self._write((namespace, made["metadata"]["name"]), made | {"spec": {}, "status": {"phase": "Running"}})
+
+    def replace(self, namespace: str, name: str, path: str, value: object) -> None:
+        """Put something into a pod that no API server would let in; watches are told."""
+        found = copy.deepcopy(self._pods[namespace, name])
+        *above, last = path.split(".")
+        node = found
+        for part in above:
+            node = node[part]
+        node[last] = value
+        self._write((namespace, name), found)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """As if there were no misdeed."""
+        return await self._list(request, request.match_info.get("ns", "*"))
+
     # ---- writing
 
     async def _make_namespace(self, request: web.Request) -> web.Response:
@@ -419,8 +440,9 @@ def endless(piece: bytes) -> Misdeed:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = await opened(request)
         with suppress(ConnectionError):
-            while True:
+            while request.transport is not None and not request.transport.is_closing():
                 await response.write(piece)
+                await asyncio.sleep(0)
         return response
 
     return answer

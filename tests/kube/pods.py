@@ -75,6 +75,10 @@ class Kube:
     def inside(self, namespace: str) -> Kube:
         return Kube(self._session, self._url, self._token, self._tls, namespace)
 
+    def holding(self, token: str) -> Kube:
+        """The same place, as somebody else."""
+        return Kube(self._session, self._url, token, self._tls, self.namespace)
+
     async def ask(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Json:
         """One request to the API; its answer's document.
 

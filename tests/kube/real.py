@@ -64,6 +64,11 @@ class RealApiServer:
     async def stop_etcd(self) -> None:
         await asyncio.to_thread(self._run, "stop.sh", str(self._folder), "etcd", "KILL")
 
+    def compact(self) -> None:
+        """Drop all of the store's history up to now."""
+        etcd = f"http://127.0.0.1:{self._ports[1]}"
+        subprocess.run([str(self._binary), "compact", "--endpoint", etcd], check=True, capture_output=True, timeout=60)
+
     def _run(self, script: str, *arguments: str) -> None:
         done = subprocess.run(
             [str(SCRIPTS / script), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180

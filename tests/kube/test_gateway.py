@@ -329,7 +329,7 @@ async def test_not_ready_before_pods_were_listed_or_given_up(fake: FakeApiServer
     fake.always["list"] = refuse = _refuse
     async with sim("tiny", time=TimeModel(speed=50)) as engine:
         listed = {"name": "b", "url": engine.url, "events": engine.events, "replay": engine.replay}
-        async with gateway_of(fake, kube, tmp_path, listed, degraded_after=1.5) as gateway:
+        async with gateway_of(fake, kube, tmp_path, listed, degraded_after=4.0) as gateway:
             found = await gateway.admin.json("/readyz", status=503)
             assert found["kubernetes"]["state"] == "starting"
             await until(lambda: _ready(gateway), "given up for now")
@@ -341,6 +341,16 @@ async def test_not_ready_before_pods_were_listed_or_given_up(fake: FakeApiServer
                 return bool((await gateway.ready())["kubernetes"]["state"] == "synced")
 
             await until(synced, "synced")
+
+
+async def test_a_strict_start_waits_for_the_first_list(server: Server, kube: Kube, tmp_path: Path) -> None:
+    """The engines that tokenize are pods, and a condition that they don't is refused at the start."""
+    async with sim("tiny") as engine:
+        await kube.create(behind("a", engine), UP)
+        found = settings(server, tmp_path, kube.namespace).model_dump(mode="json", exclude_none=True)
+        async with serving(tmp_path, kubernetes=found, events={"strict": True}) as gateway:
+            assert (await gateway.ready())["kv_sync"]["state"] == "running"
+            await has(gateway, kube, "a")
 
 
 async def _ready(gateway: Serving) -> bool:

@@ -82,6 +82,26 @@ def test_the_header_beats_the_settings(header: str | None, used: str) -> None:
     assert world.ask(policy=header)[0].policy == used
 
 
+@pytest.mark.parametrize(
+    ("locked", "header", "used"),
+    [
+        (False, None, "random"),
+        (False, "round-robin", "round-robin"),
+        (True, None, "random"),
+        (True, "round-robin", "random"),
+        (True, "no-such", "random"),
+    ],
+)
+def test_a_models_own_policy(locked: bool, header: str | None, used: str) -> None:
+    """It beats the settings, and where it is locked, the header; a model beside it has none of it."""
+    own = engine("a", policy="random", policy_locked=locked)
+    world = World(own, engine("b", model="other"), policy="least-request")
+    assert world.ask(policy=header)[0].policy == used
+    assert world.ask(model="other")[0].policy == "least-request"
+    world.router.apply(Change("changed", engine("a")))
+    assert world.ask()[0].policy == "least-request"
+
+
 @pytest.mark.parametrize("header", ["", "Random", "least-latency", "prefix-cache:1,random:2", "x\n"])
 def test_an_unknown_policy_is_refused(header: str) -> None:
     world = World(engine("a"))

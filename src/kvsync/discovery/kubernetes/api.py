@@ -180,15 +180,15 @@ class ApiServer:
             raise Trouble("timeout", f"{self._base} does not answer in {self._answer_timeout:g} s") from None
 
     @asynccontextmanager
-    async def stream(self, path: str, query: Mapping[str, str], idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The pieces of a 200's body as they come; ``idle`` seconds without any are trouble.
+    async def stream(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The pieces of a 200's body as they come. How long that may last is for the caller to say.
 
         Raises:
             Expired: status 410.
             Trouble: no such answer, or one that broke off.
         """
         async with self._open(path, query, self._answer_timeout) as response:
-            yield _pieces(response, idle)
+            yield response.content.iter_any()
 
     @asynccontextmanager
     async def _open(
@@ -218,8 +218,6 @@ class ApiServer:
             if response.status != 200:
                 raise await _refusal(response)
             yield response
-        except TimeoutError:
-            raise Trouble("timeout", f"{self._base} does not get on with its answer") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Trouble("cut", f"an answer of {self._base} broke off: {error or type(error).__name__}") from None
         finally:
@@ -259,15 +257,6 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(body) > limit:
             raise Trouble("too_large", f"an answer has more than {limit} bytes")
     return bytes(body)
-
-
-async def _pieces(response: aiohttp.ClientResponse, idle: float) -> AsyncIterator[bytes]:
-    while True:
-        async with asyncio.timeout(idle):
-            piece = await response.content.readany()
-        if not piece:
-            return
-        yield piece
 
 
 _REFUSALS: Final[Mapping[int, tuple[Reason, str]]] = {

@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from kvsync.config.addresses import Address
+from kvsync.config.model import PolicyName
 from kvsync.discovery.kubernetes.reflector import Key, Unreadable
 from kvsync.discovery.model import Engine
 
@@ -128,6 +129,18 @@ class _State(msgspec.Struct):
     containers: list[_ContainerStatus] | None = msgspec.field(name="containerStatuses", default=None)
 
 
+class _Profile(msgspec.Struct, rename="camel"):
+    routing_strategy: str = ""
+
+
+class _Profiles(msgspec.Struct, rename="camel"):
+    """AIBrix's ``config`` annotation, as far as it is used here."""
+
+    locked_routing_strategy: str = ""
+    default_profile: str = ""
+    profiles: dict[str, _Profile] = {}
+
+
 class _Pod(msgspec.Struct):
     metadata: _Meta
     spec: _Spec | None = None
@@ -135,6 +148,7 @@ class _Pod(msgspec.Struct):
 
 
 _pod = msgspec.json.Decoder(_Pod).decode
+_profiles = msgspec.json.Decoder(_Profiles).decode
 
 
 class _Bad(ValueError):
@@ -249,6 +263,7 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
     spec_decode = said.get("spec-decode") or None
     if spec_decode not in (None, "eagle"):
         raise _Bad(f"{PREFIX}spec-decode is {spec_decode[:40]!r}: write eagle (also for MTP)")
+    policy, locked = _policy(said, notes)
     restarts = _restarts(containers, state, port)
     name = f"{meta.namespace}/{meta.name}"
     return Engine(
@@ -267,6 +282,8 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
         ready=not terminating
         and any(each.type == "Ready" and each.status == "True" for each in state.conditions or ()),
         tokenizes=said.get("engine") in ("", "vllm"),
+        policy=policy,
+        policy_locked=locked,
     ), tuple(notes)
 
 
@@ -318,6 +335,28 @@ def _restarts(containers: list[_Container] | tuple[()], state: _State, port: int
     return max(0, next((each.restart_count for each in state.containers or () if each.name == engine), 0))
 
 
+def _policy(said: _Said, notes: list[str]) -> tuple[str | None, bool]:
+    """The policy that the ``config`` annotation asks for, and whether it is locked."""
+    text = said.get("config")
+    if not text:
+        return None, False
+    full = f"{PREFIX}config"
+    try:
+        found = _profiles(text.encode())
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        notes.append(f"{full} is not used: {error}")
+        return None, False
+    locked = bool(found.locked_routing_strategy)
+    profile = found.profiles.get(found.default_profile or "default", _Profile())
+    asked = found.locked_routing_strategy or profile.routing_strategy
+    if asked and asked not in get_args(PolicyName):
+        notes.append(
+            f"{full} asks for the strategy {asked[:40]!r}, which is none here: routing.policy and the header choose"
+        )
+        return None, False
+    return asked or None, locked
+
+
 def _adapters(said: _Said) -> Iterator[str]:
     seen: set[str] = set()
     for text in said.get("adapters").split(","):
@@ -325,7 +364,9 @@ def _adapters(said: _Said) -> Iterator[str]:
         if not name:
             continue
         if not _NAME.fullmatch(name):
-            raise _Bad(f"{PREFIX}adapters holds {name[:40]!r}, which is no adapter's name")
+            raise _Bad(
+                f"{PREFIX}adapters holds {name[:40]!r}, which is no adapter's name: write names, with commas between"
+            )
         if name not in seen and len(seen) < MAX_ADAPTERS:
             seen.add(name)
             yield name

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
+What: TypeAlias = Literal["list", "watch"]
 State: TypeAlias = Literal["starting", "synced", "failing", "degraded"]
 
 PAGE_OBJECTS: Final = 500
@@ -47,8 +48,8 @@ MAX_OBJECTS: Final = 100_000
 MAX_PAGES: Final = 10_000
 LARGE: Final = 256 << 10
 """JSON from this size on is read in a thread."""
-GRACE: Final = 10.0
-"""Seconds beyond its own timeout that a watch may be silent."""
+GRACE: Final = 0.25
+"""Of its own timeout, what a watch may last beyond it."""
 STEADY: Final = 2.0
 """Seconds that a watch is open after which it counts as one that works, even if nothing happened."""
 PAUSE_FIRST: Final = 0.2
@@ -168,11 +169,14 @@ class Reflector(Generic[T]):
         """Where the watch goes on; ``None``: only a list can tell."""
         self._list_due = float("-inf")
         self._page_objects = PAGE_OBJECTS
-        self._failures_in_a_row = 0
+        self._in_a_row: Counter[str] = Counter()
+        """Failures of ``list`` and ``watch`` since the last success of each."""
         self._troubles: dict[str, tuple[float, str]] = {}
         """Of ``list`` and ``watch``: since when, and what."""
         self._opened: float | None = None
         """Since when a watch is open."""
+        self.listed = asyncio.Event()
+        """Set with the first list."""
         self._started = clock()
         self._heard: float | None = None
         self.counts: Counter[str] = Counter()
@@ -201,21 +205,21 @@ class Reflector(Generic[T]):
             failures=dict(self.failures),
         )
 
-    def _well(self, what: Literal["list", "watch"]) -> None:
+    def _well(self, what: What) -> None:
         self._heard = self._clock()
         self._over(what)
 
     def _look_at_watch(self) -> None:
         """A watch that was opened after trouble, and stays open, ends the trouble."""
-        if self._opened is not None and self._clock() - self._opened >= STEADY and "watch" in self._troubles:
+        if self._opened is not None and self._clock() - self._opened >= STEADY:
             self._over("watch")
 
-    def _over(self, what: Literal["list", "watch"]) -> None:
-        self._failures_in_a_row = 0
+    def _over(self, what: What) -> None:
+        self._in_a_row[what] = 0
         if self._troubles.pop(what, None) is not None and not self._troubles:
             _log.info("pods of %s: the API server is heard again", self._shown)
 
-    def _ill(self, what: Literal["list", "watch"], trouble: Trouble) -> float:
+    def _ill(self, what: What, trouble: Trouble) -> float:
         """Note it; returns the seconds to wait now."""
         self.failures[trouble.reason] += 1
         since, _ = self._troubles.get(what, (self._clock(), ""))
@@ -223,12 +227,12 @@ class Reflector(Generic[T]):
         self._throttle.warning(
             trouble.reason, "pods of %s: %s; what is known of them stays as it is", self._shown, trouble
         )
-        pause = max(self._pause(), trouble.after)
-        self._failures_in_a_row += 1
-        return pause
+        return max(self._pause(what), trouble.after)
 
-    def _pause(self) -> float:
-        doubled = min(PAUSE_FIRST * 2.0 ** min(self._failures_in_a_row, 16), PAUSE_LAST)
+    def _pause(self, what: What) -> float:
+        """Longer each time, until :meth:`_over`."""
+        doubled = min(PAUSE_FIRST * 2.0 ** min(self._in_a_row[what], 16), PAUSE_LAST)
+        self._in_a_row[what] += 1
         return doubled * (0.5 + 0.5 * self._chance())
 
     @property
@@ -254,8 +258,6 @@ class Reflector(Generic[T]):
                 if self._revision is None:
                     return pause
                 self._list_due = self._clock() + pause  # the watch may know better, and goes on until then
-            except Expired:  # even a list without any revision: no API server does that
-                return self._ill("list", Trouble("garbage", "the API server answers 410 to a list from the beginning"))
             else:
                 interval = self._settings.relist_interval
                 self._list_due = self._clock() + interval * (0.9 + 0.2 * self._chance())
@@ -264,11 +266,10 @@ class Reflector(Generic[T]):
         except Expired:
             self.counts["expired"] += 1
             self._revision = None
-            pause, self._failures_in_a_row = self._pause(), self._failures_in_a_row + 1
-            return pause
+            return self._pause("watch")
         except Trouble as trouble:
             pause = self._ill("watch", trouble)
-            if self._failures_in_a_row > 1:  # lists are all there is for now
+            if self._in_a_row["watch"] > 1:  # lists are all there is for now
                 self._list_due = float("-inf")
             return pause
 
@@ -286,8 +287,8 @@ class Reflector(Generic[T]):
                     self._path, query | ({"continue": proceed} if proceed else {}), MAX_PAGE_BYTES
                 )
             except Expired:
-                if not proceed or whole:
-                    raise
+                if not proceed:
+                    raise Trouble("garbage", "the API server answers 410 to a list from the beginning") from None
                 # The rest of this list is not kept any more: all of it in one answer then.
                 self.counts["expired"] += 1
                 found, proceed, whole = {}, "", True
@@ -318,6 +319,7 @@ class Reflector(Generic[T]):
         self._take_over(found)
         self._revision = revision
         self._well("list")
+        self.listed.set()
 
     def _read_page(self, body: bytes) -> tuple[_Page, dict[Key, _Known[T]]]:
         page = _page(body)
@@ -369,19 +371,23 @@ class Reflector(Generic[T]):
         }
         opened, heard_before = self._clock(), self.counts["events"] + self.counts["bookmarks"]
         trouble: Trouble | None = None
+        longest = limit + max(1.0, GRACE * limit)
         try:
-            async with asyncio.timeout(max(0.0, self._list_due - opened)) as due:
-                async with self._api.stream(self._path, query, limit + GRACE) as pieces:
-                    lines = _Lines()
-                    self._opened = self._clock()
-                    async for piece in pieces:
-                        for line in lines.add(piece):
-                            await self._take(line)
-                    if lines.unfinished:
-                        trouble = Trouble("cut", "a watch ended within a line")
+            async with (
+                asyncio.timeout(max(0.0, min(self._list_due - opened, longest))),
+                self._api.stream(self._path, query) as pieces,
+            ):
+                self._opened = self._clock()
+                lines = _Lines()
+                async for piece in pieces:
+                    for line in lines.add(piece):
+                        await self._take(line)
+                if lines.unfinished:
+                    trouble = Trouble("cut", "a watch ended within a line")
         except TimeoutError:
-            assert due.expired()
-            return 0.0
+            if self._clock() >= self._list_due:
+                return 0.0
+            trouble = Trouble("timeout", f"a watch that was to end after {limit:g} s is open after {longest:g} s")
         except Trouble as caught:
             trouble = caught
             if caught.reason in ("garbage", "too_large"):  # what it said is lost, and would come again
@@ -393,7 +399,7 @@ class Reflector(Generic[T]):
             self._well("watch")
             if trouble is not None and trouble.reason in ("cut", "timeout"):
                 self.counts["cut"] += 1
-                return self._pause()
+                return self._pause("watch")
             if trouble is None:
                 return 0.0
         if trouble is not None:

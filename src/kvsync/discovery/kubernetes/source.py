@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvsync.config.discovery import ALL, KubernetesSettings
@@ -75,6 +76,13 @@ class KubernetesSource:
         async with self._api, asyncio.TaskGroup() as tasks:
             for reflector in self._reflectors:
                 tasks.create_task(reflector.run(), name=f"pods of {reflector.scope}")
+
+    async def listed(self, patience: float) -> None:
+        """Return once all pods were listed, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                for reflector in self._reflectors:
+                    await reflector.listed.wait()
 
     def status(self) -> KubernetesStatus:
         scopes = tuple(reflector.status() for reflector in self._reflectors)
