@@ -42,6 +42,10 @@ class Engine:
     """Route requests to it. An engine that is not ready is still followed."""
     tokenizes: bool = True
     """It may be asked to tokenize (``/tokenize`` as vLLM has it)."""
+    policy: str | None = None
+    """The routing policy of its model where no header chooses."""
+    policy_locked: bool = False
+    """``policy`` holds whatever a header says."""
 
     @property
     def ranks(self) -> range:

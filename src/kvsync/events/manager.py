@@ -383,7 +383,7 @@ def _workers(engine: Engine) -> set[str]:
 
 def _followed_facts(engine: Engine) -> Engine:
     """An engine without what has no influence on following it."""
-    return replace(engine, adapters=(), labels={}, ready=True)
+    return replace(engine, adapters=(), labels={}, ready=True, tokenizes=True, policy=None, policy_locked=False)
 
 
 def _news(before: Target | None, now: Target, complete: bool) -> bool:

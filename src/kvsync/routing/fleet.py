@@ -33,6 +33,7 @@ class Fleet:
         self._known = set(models)
         self._adapters: dict[str, str] = {}
         self._slots: dict[tuple[str, str | None], tuple[Slot, ...]] = {}
+        self._policies: dict[str, tuple[str, bool]] = {}
         self.version = 0
         """Grows with every change: what was computed from the fleet under an older one is out of date."""
 
@@ -49,6 +50,12 @@ class Fleet:
             for engine in sorted(self._engines.values(), key=lambda engine: engine.model, reverse=True)
             for adapter in engine.adapters
         }
+        # Two engines that say different things of their model: the first by name, always the same one.
+        self._policies = {
+            engine.model: (engine.policy, engine.policy_locked)
+            for engine in sorted(self._engines.values(), key=lambda engine: engine.name, reverse=True)
+            if engine.policy is not None
+        }
         self._slots.clear()
         self.version += 1
 
@@ -63,6 +70,10 @@ class Fleet:
         """Every name that can be asked for, sorted, with its base model where the name is an adapter's."""
         adapters = ((name, model) for name, model in self._adapters.items() if name not in self._known)
         return tuple(sorted([*((name, None) for name in self._known), *adapters], key=lambda pair: pair[0]))
+
+    def policy(self, model: str) -> tuple[str | None, bool]:
+        """The policy that a model's engines ask for, if any, and whether no header may choose another."""
+        return self._policies.get(model, (None, False))
 
     def engines(self, model: str, adapter: str | None = None) -> tuple[Engine, ...]:
         """The ready engines that serve the model, and the adapter where one is asked for."""

@@ -247,8 +247,9 @@ class Router:
     # -- who can be chosen -------------------------------------------------------------------------------------------
 
     def _policy(self, query: Query) -> str:
-        if query.policy is None:
-            return self._settings.policy
+        own, locked = self._fleet.policy(query.model)
+        if query.policy is None or locked:
+            return own or self._settings.policy
         if query.policy not in POLICIES:
             raise BadPolicy(query.policy)
         return query.policy
