@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsync.discovery.kubernetes.pods import GROUP_INDEX, PREFIX, RAY_NODE_TYPE, REASONS, Verdict, judge
+from kvsync.discovery.kubernetes.pods import GROUP_INDEX, NETWORK_STATUS, PREFIX, RAY_NODE_TYPE, REASONS, Verdict, judge
 from kvsync.discovery.kubernetes.reflector import Unreadable
 from kvsync.discovery.model import Engine
 
@@ -155,6 +155,34 @@ def test_replay_ports_among_those_of_the_ranks_events(ranks: int, ports: dict[st
     assert mended.notes == ()
     assert mended.engine is not None
     assert mended.engine.replay == f"tcp://10.0.0.1:{free}"
+
+
+NETWORKS = [
+    {"name": "cbr0", "ips": ["10.0.0.1"], "default": True},
+    {"name": "llm/events", "interface": "net1", "ips": ["fd01::7", "192.168.0.7"], "mac": "02:23:45:67:89:01"},
+    {"name": "llm/empty"},
+]
+
+
+def test_events_from_a_network_of_their_own() -> None:
+    labels = {"name": "m", "kv-events-enabled": "true"}
+    both = {"kv-events-network": "llm/events"}
+    status = {"annotations": {NETWORK_STATUS: json.dumps(NETWORKS), **{PREFIX + k: v for k, v in both.items()}}}
+    found = engine(labels, meta=status)
+    assert found.url == "http://10.0.0.1:8000"
+    assert (found.events, found.replay) == ("tcp://[fd01::7]:5557", "tcp://[fd01::7]:5558")
+
+
+@pytest.mark.parametrize("status", [None, "", "{", "{}", "[7]", "[" * 100_000, json.dumps(NETWORKS)])
+@pytest.mark.parametrize("network", ["llm/empty", "llm/none"])
+def test_a_network_that_the_pod_is_not_in(status: str | None, network: str) -> None:
+    """Its events are not sought elsewhere: where they should not go, they would be taken from nobody knows whom."""
+    said = {PREFIX + "kv-events-network": network} | ({} if status is None else {NETWORK_STATUS: status})
+    found = verdict({"name": "m", "kv-events-enabled": "true"}, meta={"annotations": said})
+    assert found.engine is not None
+    assert (found.engine.kv_events, found.engine.events) == (False, None)
+    (note,) = found.notes
+    assert network in note
 
 
 def test_ports_are_looked_for_in_all_containers() -> None:

@@ -33,6 +33,8 @@ REPLAY_PORT_NAME: Final = "kv-replay"
 MAX_RANKS: Final = 1024
 MAX_ADAPTERS: Final = 1000
 RAY_NODE_TYPE: Final = "ray.io/node-type"
+NETWORK_STATUS: Final = "k8s.v1.cni.cncf.io/network-status"
+"""Where Multus writes the addresses that a pod has in further networks."""
 GROUP_INDEX: Final = "stormservice.orchestration.aibrix.ai/pod-group-index"
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f]{1,253}")
 
@@ -147,7 +149,13 @@ class _Pod(msgspec.Struct):
     status: _State | None = None
 
 
+class _Network(msgspec.Struct):
+    name: str = ""
+    ips: list[str] | None = None
+
+
 _pod = msgspec.json.Decoder(_Pod).decode
+_networks = msgspec.json.Decoder(list[_Network]).decode
 _profiles = msgspec.json.Decoder(_Profiles).decode
 
 
@@ -205,6 +213,14 @@ class _Said:
             return False, [f"{full} is an annotation: events are not followed; make it a label"]
         return switch == "true", []
 
+    def address_in(self, network: str) -> str | None:
+        """The pod's address in one of the networks that it has beside the cluster's."""
+        try:
+            networks = _networks(self._annotations.get(NETWORK_STATUS, "").encode())
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+        return next((_host(each.ips[0]) for each in networks if each.name == network and each.ips), None)
+
     def number(self, name: str, default: int | None, most: int) -> int | None:
         text = self.get(name)
         if not text:
@@ -252,6 +268,15 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
     events = _named_port(containers, EVENTS_PORT_NAME) or EVENTS_PORT
     replay: int | None = _named_port(containers, REPLAY_PORT_NAME) or REPLAY_PORT
     followed, notes = said.followed()
+    source: str | None = host
+    if followed and (network := said.get("kv-events-network")):
+        source = said.address_in(network)
+        if source is None:
+            notes.append(
+                f"it has no address in the network {network[:100]!r} that {PREFIX}kv-events-network names "
+                f"(annotation {NETWORK_STATUS}): its events are not followed"
+            )
+    followed = followed and source is not None
     if followed:
         if events + ranks - 1 > 65_535:
             raise _Bad(f"{ranks} ranks from event port {events} on go beyond port 65535: choose a lower one")
@@ -274,8 +299,8 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
         adapters=tuple(_adapters(said)),
         data_parallel_size=ranks,
         kv_events=followed,
-        events=str(Address("tcp", host, events)) if followed else None,
-        replay=str(Address("tcp", host, replay)) if followed and replay is not None else None,
+        events=str(Address("tcp", source, events)) if followed and source is not None else None,
+        replay=str(Address("tcp", source, replay)) if followed and source is not None and replay is not None else None,
         spec_decode=spec_decode,
         attention_chunk_size=said.number("attention-chunk-size", None, 1 << 24),
         labels=dict(said.labels),
@@ -377,6 +402,7 @@ __all__ = [
     "EVENTS_PORT_NAME",
     "GROUP_INDEX",
     "HTTP_PORT",
+    "NETWORK_STATUS",
     "PREFIX",
     "RAY_NODE_TYPE",
     "REASONS",
