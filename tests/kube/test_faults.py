@@ -218,8 +218,8 @@ async def test_a_deletion_that_is_told_late_hits_nobody_else(fake: FakeApiServer
         await kube.delete("a")
         await kube.create(pod("a"), running("10.0.0.1"))
         await followed.counted("events", 4)
+        old["metadata"]["resourceVersion"] = (await kube.get("a"))["metadata"]["resourceVersion"]
         late = {"type": "DELETED", "object": {"kind": "Pod", **old}}
-        late["object"]["metadata"]["resourceVersion"] = (await kube.get("a"))["metadata"]["resourceVersion"]
         fake.say(json.dumps(late).encode() + b"\n")
         await kube.create(pod("fence"), running("10.0.0.99"))
         await followed.has(kube, a=True, fence=True)

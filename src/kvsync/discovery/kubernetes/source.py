@@ -50,7 +50,7 @@ class KubernetesSource:
         where = place(settings, environ)
         self._deliver = deliver
         self._api = ApiServer(where, settings.connect_timeout, settings.list_timeout, 2 * len(where.namespaces))
-        self.renewed = () if self._api.authorities is None else (self._api.authorities,)
+        self.renewed = [self._api.authorities] if self._api.authorities is not None else []
         """What is made from files that may be renewed."""
         self._fleet = PodFleet()
         self._told: dict[Key, tuple[str, ...]] = {}
