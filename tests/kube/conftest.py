@@ -18,7 +18,17 @@ from .pods import Kube
 from .real import RealApiServer
 
 BINARY = os.environ.get("KVSYNC_KUBETEST")
+HERE = Path(__file__).parent
 Server: TypeAlias = FakeApiServer | RealApiServer
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests here, those that the server of this run can be asked for."""
+    not_here = "fake" if BINARY else "api"
+    out = [item for item in items if HERE in item.path.parents and not_here in getattr(item, "fixturenames", ())]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +51,15 @@ async def server(real: RealApiServer | None, tmp_path: Path) -> AsyncIterator[Se
 
 @pytest.fixture
 async def fake(server: Server) -> FakeApiServer:
-    """For what can't be asked of a real one."""
-    if not isinstance(server, FakeApiServer):
-        pytest.skip("a real API server does not do this on demand")
+    """For what can't be asked of a real one: such tests are in ``make test`` only."""
+    assert isinstance(server, FakeApiServer)
+    return server
+
+
+@pytest.fixture
+def api(server: Server) -> RealApiServer:
+    """For what only a real one can show: such tests are in ``make test-kube`` only."""
+    assert isinstance(server, RealApiServer)
     return server
 
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
-from .conftest import Server
 from .following import following
 from .pods import Kube, pod, running
 from .real import RealApiServer
-
-
-@pytest.fixture
-def api(server: Server) -> RealApiServer:
-    if not isinstance(server, RealApiServer):
-        pytest.skip("needs a real API server (make test-kube)")
-    return server
 
 
 async def test_a_store_that_dies_and_comes_back(api: RealApiServer, kube: Kube, tmp_path: Path) -> None:

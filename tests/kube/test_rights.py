@@ -15,6 +15,7 @@ from .conftest import Server
 from .fake import FakeApiServer
 from .following import following
 from .pods import Kube, Refused, pod, running
+from .real import RealApiServer
 
 KUBECTL = Path(__file__).parents[2] / ".make" / "helm" / "kubectl"
 
@@ -127,10 +128,8 @@ async def test_a_certificate_of_somebody_else_is_refused(server: Server, kube: K
         await followed.has(kube, a=True)
 
 
-async def test_kubectl_takes_the_manifest_and_says_the_same(server: Server, kube: Kube, tmp_path: Path) -> None:
-    if isinstance(server, FakeApiServer) or not KUBECTL.exists():
-        pytest.skip("needs a real API server and kubectl (make test-kube)")
-    config = server.ca_file.parent / "kubeconfig"
+async def test_kubectl_takes_the_manifest_and_says_the_same(api: RealApiServer, kube: Kube) -> None:
+    config = api.ca_file.parent / "kubeconfig"
 
     def kubectl(*arguments: str, stdin: str | None = None) -> tuple[int, str]:
         done = subprocess.run(
