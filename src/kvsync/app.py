@@ -40,12 +40,15 @@ from kvsync.routing.modes import Modes
 from kvsync.routing.records import as_json
 from kvsync.routing.router import Router
 from kvsync.store.connection import Store
+from kvsync.store.leases import ReplayTurns
 from kvsync.store.limits import Limits, requests_per_second
 from kvsync.store.loads import SharedLoads
+from kvsync.store.snapshots import Snapshots
 from kvsync.telemetry.logs import Throttle
 from kvsync.telemetry.metrics import Metrics
 from kvsync.tokenize.service import TokenizerService
 from kvsync.tokenize.types import TokenizedRequest
+from kvsync.warmup import WarmUp
 
 if TYPE_CHECKING:
     from kvsync.extproc.server import ExtProc
@@ -183,6 +186,7 @@ class App:
             tokenizing=self.tokenizer.stats,
             draining=lambda: self._draining,
             redis=lambda: {**self.store.describe(), "replicas": self.shared_loads.replicas},
+            warmup=WarmUp(settings.ready),
             kubernetes=self.kubernetes.status if self.kubernetes is not None else None,
         )
         self.extproc = self._make_extproc() if settings.extproc.enabled else None
@@ -211,6 +215,12 @@ class App:
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._newer_settings = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._turns: ReplayTurns | None = None
+        self._snapshots: Snapshots | None = None
+        if self.store.configured and settings.redis.snapshots.enabled:
+            self._snapshots = Snapshots(
+                self.store, settings.redis.snapshots, self.kv_sync.snapshot, self._followed, self.metrics
+            )
 
     async def start(self) -> None:
         """Start everything; requests are taken once this returns.
@@ -227,6 +237,9 @@ class App:
                 # The engines may be those that KV sync needs to start: to tokenize, and to be followed.
                 await self.kubernetes.listed(FIRST_LIST)
             await self.store.start()
+            spread = self.settings.events.replay_spread
+            if self.store.configured or spread:
+                self._turns = ReplayTurns(self.store, self.settings.redis.replays, spread, self.metrics)
             await self.tokenizer.start()
             await self.kv_sync.start()
             while not self._changes.empty():
@@ -249,6 +262,8 @@ class App:
             steps = {**steps, "tokens of users": self.limits.step}
         if self._shares_load:
             steps = {**steps, "the load of other replicas": self.shared_loads.step}
+        if self._snapshots is not None:
+            steps = {**steps, "snapshots for other replicas": self._snapshots.step}
         self._tasks += [asyncio.create_task(_keep(what, step), name=what) for what, step in steps.items()]
         if self.extproc is not None:
             log.info("Envoy's questions on port %d", self.extproc.port)
@@ -275,6 +290,8 @@ class App:
         await self.limits.tell()
         if self._shares_load:
             await self.shared_loads.stop()
+        if self._turns is not None:
+            await self._turns.close()
         await self.store.stop()
         await self.admin.stop()
 
@@ -304,14 +321,23 @@ class App:
         return extproc
 
     def _make_manager(self, settings: EventsSettings) -> EventManager:
+        shared = self.settings.redis
         return EventManager(
             self.index,
             settings,
             timer=self.metrics,
             on_hits=self.audit.on_hits,
             introduced=self._introduced,
+            warm=None if self._snapshots is None else self._snapshots.read,
+            warm_timeout=shared.snapshots.patience,
+            turns=self._turns,
             access=self._access,
         )
+
+    def _followed(self) -> list[tuple[str, str]]:
+        """Workers whose events are followed, and their models."""
+        engines = [engine for engine in self.fleet if engine.kv_events]
+        return [(engine.worker(rank), engine.model) for engine in engines for rank in engine.ranks]
 
     def _introduced(self, worker: str) -> None:
         self.router.introduced(worker)
@@ -350,6 +376,7 @@ class App:
         for mode_change in self.modes.look(self.report.moments()):
             log.log(logging.WARNING if mode_change.worse else logging.INFO, "%s", mode_change)
         self.audit.settle()
+        self.report.start()
         # a look at all that the index holds, where a worker lost what it had: no request may wait for it
         await asyncio.to_thread(self.index.expire, time.monotonic())
 

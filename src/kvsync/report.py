@@ -23,6 +23,7 @@ from kvsync.routing.router import Router
 from kvsync.telemetry import logs
 from kvsync.telemetry.aibrix import ZmqFigures
 from kvsync.telemetry.metrics import Metrics
+from kvsync.warmup import Start, WarmUp
 
 _EVENT_TYPES: Final = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
 """The index's counts that AIBrix counts by event type."""
@@ -36,6 +37,7 @@ class Report:
         tokenizing: what the tokenizer says of itself.
         draining: whether shutdown has begun.
         redis: how Redis is doing.
+        warmup: how the start is coming on.
         kubernetes: how finding engines among pods is doing, where that is asked for.
     """
 
@@ -53,6 +55,7 @@ class Report:
         tokenizing: Callable[[], Mapping[str, Any]],
         draining: Callable[[], bool],
         redis: Callable[[], Mapping[str, object]],
+        warmup: WarmUp,
         kubernetes: Callable[[], KubernetesStatus] | None = None,
     ) -> None:
         self._fleet = fleet
@@ -66,12 +69,14 @@ class Report:
         self._tokenizing = tokenizing
         self._draining = draining
         self._redis = redis
+        self._warmup = warmup
         self._kubernetes = kubernetes
         metrics.at_scrape(self._scrape)
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Ready: not shutting down, an engine to route to, and the pods listed once (or given up for now: a dead API
-        server must not take the gateways out). The details say what knowledge serves, per model."""
+        """Ready: not shutting down, an engine to route to, the pods listed once (or given up for now: a dead API
+        server must not take the gateways out), and enough workers caught up since the start. The details say what
+        knowledge serves, per model."""
         workers = self._modes.workers
         models: dict[str, Counter[str]] = {}
         for engine in self._fleet:
@@ -88,12 +93,24 @@ class Report:
                 for model, modes in models.items()
             },
         }
-        listed = True
         if self._kubernetes is not None:
-            found = self._kubernetes()
-            listed = found.state != "starting"
-            details["kubernetes"] = _discovery(found)
-        return not self._draining() and bool(models) and listed, details
+            details["kubernetes"] = _discovery(self._kubernetes())
+        start = self.start()
+        if start is not None:
+            details["start"] = {**asdict(start), "behind": start.behind}
+        return not self._draining() and start is not None and start.seconds is not None, details
+
+    def start(self) -> Start | None:
+        """How the start is coming on; to be asked now and then. ``None`` while it is not known who is to catch up: no
+        engine to route to, or pods that were not listed yet. Without KV sync nobody is waited for."""
+        listed = self._kubernetes is None or self._kubernetes().state != "starting"
+        if not listed or not any(engine.ready for engine in self._fleet):
+            return None
+        followed: set[str] = set()
+        if self._kv_sync.status().state == "running":
+            engines = (engine for engine in self._fleet if engine.ready and engine.kv_events)
+            followed = {engine.worker(rank) for engine in engines for rank in engine.ranks}
+        return self._warmup.look(followed, self._kv_sync.workers())
 
     def moments(self) -> dict[str, Moment]:
         """What is known of every worker of the fleet at this moment."""
@@ -166,6 +183,9 @@ class Report:
         self._metrics.log_dropped(logs.dropped())
         self._metrics.kv_sync(self._kv_sync.status().state)
         self._metrics.modes(self._modes.workers, self._modes.models)
+        start = self.start()
+        if start is not None:
+            self._metrics.start(start.warm, start.cold, start.behind, start.seconds)
         if self._kubernetes is not None:
             found = self._kubernetes()
             self._metrics.pods(found.pods)
@@ -227,6 +247,8 @@ def _stream(status: WorkerStatus) -> dict[str, object]:
         "connected": status.connected,
         "connected_since": status.connected_since,
         "whole": status.whole,
+        "restored": status.restored,
+        "caught_up_in": status.caught_up_in,
         "counts": asdict(status.counts),
         "errors": dict(status.errors),
     }

@@ -16,6 +16,7 @@ from kvsync.config.discovery import DiscoverySettings, KubernetesSettings
 from kvsync.config.extproc import ExtProcSettings
 from kvsync.config.limits import LimitsSettings
 from kvsync.config.redis import RedisSettings
+from kvsync.config.warm import ReadySettings
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 PolicyName = Literal["kv-aware", "prefix-cache", "least-request", "power-of-two", "random", "round-robin"]
@@ -72,6 +73,9 @@ class EventsSettings(_Section):
     """All rounds of one repair together."""
     replays_at_once: Annotated[int, Field(ge=1, le=1024)] = 8
     """Over all engines; the rest waits. One stream never has two."""
+    replay_spread: Annotated[float, Field(ge=0, le=60)] = 0.0
+    """Before a stream catches up it waits for a random while, up to this, where replicas can't agree by Redis whose
+    turn it is. For several replicas without Redis: a second for each two of them."""
     receive_high_water: Annotated[int, Field(ge=1)] = 100_000
     """Batches that one stream may be behind. Above, its connection is closed and made anew, and a replay brings what
     was dropped. (Not ZMQ's RCVHWM: together with heartbeats that makes libzmq 4.3.5 abort the process.)"""
@@ -277,6 +281,7 @@ class Settings(_Section):
     limits: LimitsSettings = LimitsSettings()
     discovery: DiscoverySettings = DiscoverySettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
+    ready: ReadySettings = ReadySettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     models: tuple[ModelSettings, ...] = ()
     tenants: tuple[TenantSettings, ...] = ()

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from kvsync.config.access import EngineTlsSettings, Seconds, Section
 from kvsync.config.addresses import redis_address
+from kvsync.config.warm import ReplayTurnSettings, SnapshotSettings
 
 
 def _redis(text: str) -> str:
@@ -54,6 +55,8 @@ class RedisSettings(Section):
     connections: Annotated[int, Field(ge=1, le=1024)] = 16
     """Open connections, to each node of a cluster; what finds none free waits within its budget."""
     load: LoadSharingSettings = LoadSharingSettings()
+    snapshots: SnapshotSettings = SnapshotSettings()
+    replays: ReplayTurnSettings = ReplayTurnSettings()
 
 
 __all__ = ["LoadSharingSettings", "RedisSettings"]

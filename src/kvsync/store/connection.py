@@ -94,6 +94,7 @@ class Store:
         self._running: set[asyncio.Task[list[Any]]] = set()
         self._kinds: dict[str, Breaker] = {}
         self._look_now = asyncio.Event()
+        self._looked = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._throttle = Throttle(_log, clock=clock)
         if settings.url is None:
@@ -120,6 +121,11 @@ class Store:
     def up(self) -> bool:
         """Whether it answered when it was last heard of."""
         return self._state == "up"
+
+    async def looked(self) -> None:
+        """Return once it was tried whether Redis can be reached; at once where there is nobody to ask."""
+        if self._state == "connecting":
+            await self._looked.wait()
 
     @property
     def renewed(self) -> tuple[Live[Any], ...]:
@@ -155,6 +161,7 @@ class Store:
 
     async def stop(self) -> None:
         """End all calls. They are unanswered then."""
+        self._looked.set()
         client, self._client = self._client, None
         if self._looking is not None:
             self._looking.cancel()
@@ -306,6 +313,7 @@ class Store:
 
     def _tell(self, state: Literal["up", "down"], problem: str | None = None) -> None:
         before, self._state, self._problem = self._state, state, problem
+        self._looked.set()
         if before == state:
             return
         self._telemetry.redis_state(state)

@@ -22,6 +22,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _SHORT: Final = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
 _LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TURNS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 GONE: Final = "gone"
 """Stands for every worker that is not there any more."""
@@ -182,6 +183,17 @@ class Metrics:
         self._queued_elsewhere = families.gauge(
             "kvsync_worker_queued_prefill_tokens_elsewhere", "Their uncached prompt tokens.", "worker"
         )
+        self._snapshots = families.counter(
+            "kvsync_snapshots", "Snapshots of workers, by what was to be done and what came of it.", "action", "result"
+        )
+        self._snapshot_bytes = families.counter("kvsync_snapshot_bytes", "Bytes of them.", "action")
+        self._turns = families.histogram(
+            "kvsync_replay_turn_seconds", "Until a stream that catches up got its turn.", "result", buckets=_TURNS
+        )
+        self._start_workers = families.gauge(
+            "kvsync_start_workers", "Workers of ready engines, by how their streams caught up, or not yet.", "how"
+        )
+        self._start_seconds = families.gauge("kvsync_start_seconds", "From the start until enough had caught up.")
 
     def at_scrape(self, callback: Callable[[], None]) -> None:
         """Have it called before every :meth:`render`, to put in what other rooms count themselves."""
@@ -403,6 +415,23 @@ class Metrics:
         """Something was asked of Redis. ``result``: ``ok`` or a reason of :mod:`kvsync.store.replies`."""
         self._redis_calls(call, result).inc()
         self._redis_seconds(call).observe(seconds)
+
+    def snapshot(self, action: str, result: str, size: int) -> None:
+        """Another replica's snapshot was read, or one written for others. ``size``: bytes, where that was done."""
+        self._snapshots(action, result).inc()
+        if size:
+            self._snapshot_bytes(action).inc(size)
+
+    def replay_turn(self, result: str, seconds: float) -> None:
+        """A stream that catches up got its turn after so long."""
+        self._turns(result).observe(seconds)
+
+    def start(self, warm: int, cold: int, behind: int, seconds: float | None) -> None:
+        """How far this replica's start has come; ``seconds``: how long it took, once it is over."""
+        for how, number in (("snapshot", warm), ("replay", cold), ("behind", behind)):
+            self._start_workers(how).set(number)
+        if seconds is not None:
+            self._start_seconds().set(seconds)
 
     def redis_state(self, state: str) -> None:
         """One of :data:`REDIS_STATES`."""

@@ -78,6 +78,9 @@ def everything(metrics: Metrics, worker: str = "w", model: str = "m") -> None:
     metrics.load_news_unusable("malformed")
     metrics.load_elsewhere(worker, 5, 600)
     metrics.redis_called("limits", "timeout", 0.05)
+    metrics.snapshot("read", "found", 20)
+    metrics.replay_turn("granted", 0.002)
+    metrics.start(warm=1, cold=2, behind=3, seconds=0.5)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -218,6 +221,11 @@ OWN: list[tuple[str, dict[str, str], float]] = [
     ("stream_alarm", {"worker": "w", "alarm": "silent"}, 1),
     ("worker_asleep", {"worker": "w"}, 0),
     ("engine_metrics_failures_total", {"worker": "w", "reason": "timeout"}, 2),
+    ("snapshots_total", {"action": "read", "result": "found"}, 1),
+    ("snapshot_bytes_total", {"action": "read"}, 20),
+    ("replay_turn_seconds_sum", {"result": "granted"}, 0.002),
+    ("start_workers", {"how": "behind"}, 3),
+    ("start_seconds", {}, 0.5),
 ]
 
 
