@@ -583,9 +583,9 @@ class Reader:
         if followed.usable is not followed.relied_on:
             self._feed.hand_over()
             followed.relied_on = followed.usable
+            (self._sink.resume if followed.usable else self._sink.suspend)(followed.target.worker)
             if followed.usable:
                 followed.reliable(self._clock())
-            (self._sink.resume if followed.usable else self._sink.suspend)(followed.target.worker)
 
     def _ask_replay(self, followed: Followed, start: int) -> None:
         """Only what catches up may be long, and comes at the same time everywhere: repairs and probes need no turn."""
