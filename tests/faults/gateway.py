@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,14 @@ class Gateway:
         return Decision(record["worker"], {each["worker"]: each["credit"] for each in record["candidates"]}, record)
 
     async def ready(self) -> dict[str, Any]:
-        """The details of ``/readyz``, which has to say yes."""
-        details: dict[str, Any] = await self.admin.json("/readyz")
-        return details
+        """The details of ``/readyz``, once it says yes: a moment after the start its streams have caught up."""
+
+        async def look() -> dict[str, Any] | None:
+            status, body = await self.admin.get("/readyz")
+            details: dict[str, Any] = json.loads(body)
+            return details if status == 200 else None
+
+        return await until(look, "/readyz says yes")
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """The rows of ``/v1/workers``."""
