@@ -83,13 +83,14 @@ def connect(settings: RedisSettings, credentials: Credentials, context: Callable
     secured: dict[str, Any] = {"context": context, "server_name": settings.tls.server_name} if address.tls else {}
     with_secrets = {**common, "credential_provider": credentials if credentials.given else None}
     once = Retry(NoBackoff(), 0)
+    connections = settings.connections + 1  # one to look whether it is there
     if settings.mode == "cluster":
         # One more try, with the nodes as they are then: how a client learns that they changed.
         nodes = [ClusterNode(host, port) for host, port in address.nodes]
         cluster = RedisCluster(
             startup_nodes=nodes,
             retry=Retry(NoBackoff(), 1),
-            max_connections=settings.connections,
+            max_connections=connections,
             **with_secrets,
         )
         for arguments in (cluster.connection_kwargs, *(node.connection_kwargs for node in cluster.startup_nodes)):
@@ -100,7 +101,7 @@ def connect(settings: RedisSettings, credentials: Credentials, context: Callable
                 node.connection_class = TlsConnection
         return cluster
     pooled: dict[str, Any] = {**with_secrets, **secured, **parser, "retry": once, "db": address.db}
-    pooled["max_connections"] = settings.connections
+    pooled["max_connections"] = connections
     if settings.mode == "sentinel":
         plain = TlsConnection if address.tls else Connection
         unnamed = {**common, **secured, **parser, "retry": once}

@@ -37,6 +37,8 @@ MOST_REPLICAS: Final = 1024
 """Whose news are looked at."""
 MOST_BYTES: Final = 1 << 20
 """Of one replica's news: 20,000 workers have room."""
+MOST_OF_TIME: Final = 0.05
+"""Of the event loop's time, that adding up may take: many replicas of many workers hear of each other less often."""
 GONE_AFTER: Final = 30.0
 """Lifetimes after which the field of a replica that says nothing more is removed."""
 
@@ -65,9 +67,6 @@ class Busy(Protocol):
 class Sum(NamedTuple):
     running: int
     queued_prefill_tokens: int
-
-
-_NOTHING: Final = Sum(0, 0)
 
 
 class Loads(Protocol):
@@ -138,6 +137,8 @@ class SharedLoads:
         self._known: tuple[int, dict[str, int], dict[int, str]] = (-1, {}, {})
         """As of this version of the fleet: numbers by worker, workers by number."""
         self._exchanging: asyncio.Task[None] | None = None
+        self._took = 0.0
+        """Seconds that the last news took to be added up."""
         self._added: tuple[int, list[_Heard]] = (-1, [])
         """What is in the sums, as of this version of the fleet."""
 
@@ -146,10 +147,15 @@ class SharedLoads:
         """How many others count now."""
         return sum(1 for heard in self._heard.values() if self._counts(heard))
 
+    @property
+    def pause(self) -> float:
+        """Seconds until the next time."""
+        return max(self._settings.interval, self._took / MOST_OF_TIME)
+
     async def step(self) -> None:
         """Wait for the next time, then tell and read. A Redis that is slow does not keep others' news from running
         out."""
-        await asyncio.sleep(self._settings.interval)
+        await asyncio.sleep(self.pause)
         if self._exchanging is not None and self._exchanging.done():
             finished, self._exchanging = self._exchanging, None
             finished.result()
@@ -173,8 +179,10 @@ class SharedLoads:
         replies = await self._ask("load_read", ("HGETALL", self._key))
         if replies is not None:
             fields = replies[0]
+            begun = time.perf_counter()
             self._hear(fields if isinstance(fields, dict) else {})
             self.add_up()
+            self._took = time.perf_counter() - begun
             if gone := self._gone():
                 await self._ask("load_tell", ("HDEL", self._key, *gone))
 
@@ -187,13 +195,17 @@ class SharedLoads:
             return
         self._added = version, counting
         self._telemetry.replicas(len(counting))
-        sums: dict[str, Sum] = {}
+        all_running: dict[int, int] = {}
+        all_queued: dict[int, int] = {}
         for heard in counting:
             for number, running, queued in heard.loads:
-                worker = workers.get(number)
-                if worker is not None:
-                    so_far = sums.get(worker, _NOTHING)
-                    sums[worker] = Sum(so_far.running + running, so_far.queued_prefill_tokens + queued)
+                all_running[number] = all_running.get(number, 0) + running
+                all_queued[number] = all_queued.get(number, 0) + queued
+        sums = {
+            workers[number]: Sum(running, all_queued[number])
+            for number, running in all_running.items()
+            if number in workers
+        }
         self._loads.others(sums)
 
     @property

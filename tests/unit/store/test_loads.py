@@ -257,6 +257,13 @@ async def test_what_is_no_load_counts_nothing_and_is_counted(news: bytes) -> Non
     assert one.telemetry.unusable == {"malformed": 1}
 
 
+def test_adding_up_takes_no_more_than_its_share_of_time() -> None:
+    replica = Replica(Hash())
+    assert replica.shared.pause == 0.05
+    replica.shared._took = 0.01
+    assert replica.shared.pause == pytest.approx(0.2)
+
+
 async def test_bounds() -> None:
     store = Hash()
     one = Replica(store)
