@@ -139,7 +139,8 @@ async def test_admin_and_engine_routes_are_not_reached_through_the_data_port() -
                     client.close()
                     assert answer.status in (400, 404, 405, 501), (method, target)
                     assert answer.json["error"], target
-    assert engine.requests == []
+    # The gateway asks for adapters by itself; these clients name no agent.
+    assert [request for request in engine.requests if not request.get(b"user-agent")] == []
     await engine.stop()
 
 
