@@ -36,8 +36,8 @@ class Replica(Told):
         return self.table.elsewhere().get(worker, Load())
 
     @asynccontextmanager
-    async def sharing(self, url: str) -> AsyncIterator[asyncio.Task[None]]:
-        async with store(url, self, timeout=0.3) as shared:
+    async def sharing(self, url: str, **settings: str) -> AsyncIterator[asyncio.Task[None]]:
+        async with store(url, self, timeout=0.3, **settings) as shared:
             loads = SharedLoads(shared, SETTINGS, self.table, self, self)
 
             async def keep() -> None:
@@ -88,3 +88,29 @@ async def test_a_server_that_is_away_and_comes_back(valkey: Valkey) -> None:
         await until(lambda: one.hears("a") == Load(), "what nobody renews goes on counting")
         await valkey.start()
         await until(lambda: one.hears("a") == Load(1, 7), "not heard again")
+
+
+async def test_fleets_with_prefixes_of_their_own_do_not_meet(valkey: Valkey) -> None:
+    one, two, other = Replica(), Replica(), Replica()
+    async with (
+        one.sharing(valkey.url, prefix="one"),
+        two.sharing(valkey.url, prefix="one"),
+        other.sharing(valkey.url, prefix="other"),
+    ):
+        for replica in (one, two, other):
+            replica.table.reserve("a", 7)
+        await until(lambda: one.hears("a") == two.hears("a") == Load(1, 7), "not heard")
+        rounds = other.results["load_read", "ok"]
+        await until(lambda: other.results["load_read", "ok"] > rounds + 2, "the other fleet does not listen")
+        assert other.hears("a") == Load()
+
+
+async def test_a_key_that_holds_something_else_costs_sharing_and_nothing_more(valkey: Valkey) -> None:
+    async with valkey.client() as client:
+        await client.set("kvsync:load", "something else")
+        one = Replica()
+        async with one.sharing(valkey.url) as task:
+            await until(lambda: one.results["load_read", "error"] > 2, "it is not counted")
+            assert not task.done()
+            await client.delete("kvsync:load")
+            await until(lambda: one.results["load_read", "ok"], "it does not go on")
