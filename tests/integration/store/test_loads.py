@@ -36,8 +36,8 @@ class Replica(Told):
         return self.table.elsewhere().get(worker, Load())
 
     @asynccontextmanager
-    async def sharing(self, url: str, **settings: str) -> AsyncIterator[asyncio.Task[None]]:
-        async with store(url, self, timeout=0.3, **settings) as shared:
+    async def sharing(self, url: str, *, prefix: str = "kvsync") -> AsyncIterator[asyncio.Task[None]]:
+        async with store(url, self, timeout=0.3, prefix=prefix) as shared:
             loads = SharedLoads(shared, SETTINGS, self.table, self, self)
 
             async def keep() -> None:
