@@ -51,6 +51,7 @@ async def is_ready(gateway: Serving) -> dict[str, Any]:
 
 
 async def test_a_replica_routes_its_first_request_by_the_snapshot_of_another(tmp_path: Path) -> None:
+    """(M2) What the engine's buffer no longer tells, the other replica did."""
     prompt = tokens(100)
     async with Valkey(tmp_path) as valkey, Engine("a", buffer_steps=4) as a, Engine("b", buffer_steps=4) as b:
         async with serving(tmp_path, a, b, redis=shared(valkey)) as first:
@@ -85,6 +86,7 @@ async def test_a_replica_routes_its_first_request_by_the_snapshot_of_another(tmp
 
 
 async def test_without_redis_it_routes_its_first_request_by_replay(tmp_path: Path) -> None:
+    """(M2) The engines themselves tell what they hold."""
     prompt = tokens(100)
     async with Engine("a") as a, Engine("b") as b:
         async with serving(tmp_path, a, b) as first:
@@ -117,6 +119,7 @@ async def test_an_engine_that_was_restarted_meanwhile_is_not_credited_with_what_
 
 
 async def test_a_redis_that_is_gone_costs_a_replay_and_nothing_else(tmp_path: Path) -> None:
+    """(D1) Absent at the start: a start without it."""
     prompt = tokens(100)
     async with Valkey(tmp_path) as valkey, Engine("a") as a:
         async with serving(tmp_path, a, redis=shared(valkey)) as first:
@@ -132,6 +135,7 @@ async def test_a_redis_that_is_gone_costs_a_replay_and_nothing_else(tmp_path: Pa
 
 
 async def test_a_redis_that_hangs_holds_the_start_up_for_its_patience_only(tmp_path: Path) -> None:
+    """(D1) It takes connections and never answers."""
     prompt = tokens(100)
     async with Valkey(tmp_path) as valkey, Engine("a") as a:
         a.store(prompt)

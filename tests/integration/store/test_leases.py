@@ -59,6 +59,7 @@ async def places(valkey: Valkey) -> int:
 
 
 async def test_two_of_an_engine_at_a_time_over_all_replicas(valkey: Valkey) -> None:
+    """(S10) Whole fleets of gateways that start at once hold up an engine's live events no longer than two do."""
     async with replicas(valkey, 5) as five:
         asked = {each: each.ask() for each in five}
         others = five[0].ask("b")
