@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds=${1:-60}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- decode life
+[ $# -gt 0 ] || set -- decode image life
 host=$(rustc -vV | sed -n 's/^host: //p')
 for coverage in level=4 inline-8bit-counters pc-table trace-compares; do
     flags="${flags:--Cpasses=sancov-module --cfg fuzzing} -Cllvm-args=-sanitizer-coverage-$coverage"

@@ -2,7 +2,8 @@
 
     python core/fuzz/seeds.py
 
-``decode`` has single payloads, ``life`` scripts: a byte of settings, then steps as ``src/lib.rs`` reads them.
+``decode`` has single payloads, ``life`` scripts: a byte of settings, then steps as ``src/lib.rs`` reads them; ``image``
+what an index tells of a worker that heard a capture's batches, without the digest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+
+from kvsync.index.reference import ReferenceIndex
 
 HERE = Path(__file__).parent
 CAPTURES = HERE.parent.parent / "tests" / "data" / "vllm"
@@ -46,6 +49,17 @@ def script(payloads: list[bytes], settings: int) -> bytes:
     return bytes(steps + bytes([EXPIRE, 0, 1, ASK, 0, 1, 8, 3, RELEARN, 0, ASK, 0, 0, 0, 0]))
 
 
+def image(payloads: list[bytes]) -> bytes | None:
+    """After the last batch behind which an image can be told."""
+    index = ReferenceIndex()
+    index.add_worker("w", "m")
+    told = None
+    for payload in payloads:
+        index.apply("w", payload)
+        told = index.dump("w") or told
+    return None if told is None else told[:-8]
+
+
 def seeds() -> Iterator[tuple[str, bytes]]:
     """Names and contents."""
     for at, (name, payloads) in enumerate(captured()):
@@ -53,6 +67,9 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             middle = len(payloads) // 2
             for number in sorted({0, middle, len(payloads) - 1}):
                 yield f"decode/{name}-{number}", payloads[number]
+            told = image(payloads[:40])
+            if told is not None:
+                yield f"image/{name}", told
             yield f"life/{name}", script([*payloads[:6], *payloads[middle : middle + 6]], SETTINGS[at % len(SETTINGS)])
 
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use kvsync_index::event::{Adapter, EngineHash, Event, ExtraKey, Run};
 use kvsync_index::wire::{Batch, BatchError, MAX_EVENTS, MAX_GROUPS, MAX_HASHES};
 use kvsync_index::{Answer, Bounds, Facts, Index, Match, Observation, Prompt, Shared, Trust, Worker};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Decode a payload: what comes out is within the bounds that everything behind relies on, and the same each time.
 ///
@@ -41,6 +42,37 @@ pub fn decode(payload: &[u8]) -> BTreeSet<&'static str> {
     }
     assert!(events <= MAX_EVENTS && hashes <= MAX_HASHES);
     came
+}
+
+/// Take an image that has these bytes before its digest: wholly or not at all, and what was taken can be told again, is
+/// the same wherever it is taken, and can be forgotten.
+///
+/// Returns what came of it, by word.
+pub fn image(body: &[u8]) -> BTreeSet<&'static str> {
+    let sealed = [body, &xxh3_64(body).to_le_bytes()].concat();
+    let taken = |image: &[u8]| {
+        let index = Index::new();
+        index.add_worker("w", MODEL, Facts::default());
+        let taken = index.restore("w", image);
+        (index, taken)
+    };
+    let ((new, _), (index, came)) = (taken(&[]), taken(&sealed));
+    if came.is_err() {
+        assert_eq!(index.describe(), new.describe());
+        return BTreeSet::from(["refused"]);
+    }
+    let again = index.dump("w").expect("what was taken can be told");
+    assert!(again.len() <= sealed.len(), "a block that need not be told at length is not");
+    let (other, came) = taken(&again);
+    came.expect("what was told can be taken");
+    assert_eq!(index.describe(), other.describe());
+    let state = index.describe().remove(0).1;
+    assert!(state.placed <= state.blocks && state.blocks <= state.copies && state.doubtful <= state.copies);
+    index.change_named("w", Worker::forget);
+    index.expire(0.0);
+    assert_eq!(index.describe().remove(0).1.blocks, 0);
+    let words = [("taken", true), ("placed", state.placed > 0), ("copies", state.copies > state.blocks)];
+    words.into_iter().filter_map(|(word, is_so)| is_so.then_some(word)).collect()
 }
 
 fn word(error: BatchError) -> &'static str {

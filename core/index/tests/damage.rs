@@ -83,6 +83,13 @@ fn damaged_payloads() {
 }
 
 #[test]
+fn damaged_images() {
+    let happened = try_damaged("image", 20_000, harness::image);
+    let wanted = ["taken", "refused", "placed", "copies"];
+    assert_eq!(wanted.map(|word| happened.contains(word).then_some(word)), wanted.map(Some));
+}
+
+#[test]
 fn damaged_lives() {
     let happened = try_damaged("life", 1_500, harness::life);
     let wanted = ["credit", "expected", "capped", "observed_runs", "adopted", "doubtful_missed", "parked", "epochs"];
