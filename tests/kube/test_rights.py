@@ -80,6 +80,10 @@ async def test_a_right_that_is_withdrawn_is_noticed_though_the_watch_goes_on(
     await kube.create(pod("a"), running("10.0.0.1"))
     async with following(server, kube, tmp_path, relist_interval=3.0, degraded_after=0.5) as followed:
         await followed.has(kube, a=True)
+        await followed.counted("lists", 2)  # the next one is nearly three seconds away …
+        heard = followed.count("events")
+        await kube.create(pod("fence"))
+        await followed.counted("events", heard + 1)  # … and a watch is open
         await account.withdraw()
         await kube.status("a", running("10.0.0.1", ready=False))
         await followed.has(kube, a=False)
