@@ -89,10 +89,12 @@ async def street(
     changes: Change | None = None,
     entry: Mapping[str, Any] | None = None,
     urls: tuple[str, ...] = (),
+    ports: list[int] | None = None,
     **sections: Any,
 ) -> AsyncIterator[Street]:
     """
     Args:
+        ports: the engines', for ``changes``, which is called once they are known.
         entry: more of every engine's entry in the configuration.
         urls: of engines that stand before the scripted ones.
     """
@@ -103,6 +105,8 @@ async def street(
             await engine.start()
             stack.push_async_callback(engine.stop)
             entries.append({"name": engine.name, "url": f"http://127.0.0.1:{engine.port}", **(entry or {})})
+        if ports is not None:
+            ports += [engine.port for engine in engines]
         app = App(settings(entries, **sections))
         await app.start()
         stack.push_async_callback(app.stop)

@@ -141,7 +141,7 @@ async def test_the_same_requests_get_the_same_answers(tmp_path: Path, mode: str)
             assert shown(own) == shown(by_envoy), raw[:200]
             assert len(by_envoy.get(b"request-id")) == 1
         assert len(engine.requests) == seen
-        assert made.running() == 0
+        await eventually(lambda: made.running() == 0)
         for status in ("200", "400", "418", "501", "503"):
             paths = ("/v1/completions", "/v1/models", "other")
             total = sum(
