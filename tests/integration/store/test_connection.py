@@ -7,6 +7,7 @@ import importlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -99,6 +100,24 @@ def test_importing_it_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     module = importlib.import_module("kvsync.store.connection")
     assert module.Store(RedisSettings(url="redis://127.0.0.1:1"), Told(), installed=lambda: False).configured is False
+
+
+def test_a_gateway_without_redis_never_loads_the_package() -> None:
+    program = """
+import asyncio, sys
+from kvsync.app import App
+from kvsync.config import Settings
+
+async def run():
+    app = App(Settings.model_validate({"gateway": {"host": "127.0.0.1", "port": 0}, "admin": {"port": 0}}))
+    await app.start()
+    await app.stop()
+
+asyncio.run(run())
+print("redis" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False"]
 
 
 @pytest.mark.faults
