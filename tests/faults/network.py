@@ -22,9 +22,9 @@ class Proxy:
     """Passes bytes between whoever connects and an endpoint: ``tcp://host:port`` or ``http://host:port``."""
 
     def __init__(self, endpoint: str) -> None:
-        self._scheme, _, address = endpoint.partition("://")
-        host, _, port = address.rpartition(":")
-        self._target = host, int(port)
+        self._scheme = endpoint.partition("://")[0]
+        self._target = "", 0
+        self.towards(endpoint)
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._gates: dict[Direction, asyncio.Event] = {"to": asyncio.Event(), "from": asyncio.Event()}
@@ -59,6 +59,11 @@ class Proxy:
     def open(self) -> int:
         """Connections that pass bytes now."""
         return len(self._pairs)
+
+    def towards(self, endpoint: str) -> None:
+        """Pass new connections on to another endpoint; those that are open stay where they are."""
+        host, _, port = endpoint.partition("://")[2].rpartition(":")
+        self._target = host, int(port)
 
     async def refuse(self) -> None:
         """Refuse new connections; those that are open go on."""

@@ -15,8 +15,9 @@ from .client import until
 from .process import START
 
 _BANNER: Final = re.compile(
-    r"at (http://[\d.]+:(\d+)) as .*\nevents (tcp://[\d.]+:(\d+))  replay (tcp://[\d.]+:(\d+))\n"
+    r"at (http://[\d.]+:(\d+)) as .*\n(?:events (tcp://[\d.]+:(\d+))  replay (tcp://[\d.]+:(\d+))\n)?"
 )
+_SILENT: Final = "--no-events"
 
 
 class SimulatedEngine:
@@ -24,12 +25,12 @@ class SimulatedEngine:
 
     Args:
         name: in the gateway's configuration.
-        options: of the command.
+        options: of the command; a later life may have others.
     """
 
     def __init__(self, name: str, *options: str) -> None:
         self.name = name
-        self._options = options
+        self.options = options
         self._ports = ("0", "0", "0")
         self._process: subprocess.Popen[str] | None = None
         self._found: re.Match[str] | None = None
@@ -50,20 +51,31 @@ class SimulatedEngine:
     @property
     def entry(self) -> dict[str, object]:
         """Its line in the gateway's configuration."""
-        return {"name": self.name, "url": self.url, "events": self._banner[3], "replay": self._banner[5]}
+        streams = {} if self.events is None else {"events": self.events, "replay": self.replay}
+        return {"name": self.name, "url": self.url, **streams}
+
+    @property
+    def events(self) -> str | None:
+        """Where it publishes, if it does."""
+        return self._banner[3]
+
+    @property
+    def replay(self) -> str | None:
+        return self._banner[5]
 
     async def start(self) -> None:
         """Begin a life; returns once it takes requests."""
         names = ("--port", "--events-port", "--replay-port")
         ports = [word for pair in zip(names, self._ports, strict=True) for word in pair]
-        command = [sys.executable, "-m", "kvsync.cli", "sim", *ports, *self._options]
+        command = [sys.executable, "-m", "kvsync.cli", "sim", *ports, *self.options]
         self._process = await asyncio.to_thread(
             subprocess.Popen, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         said = self._process.stdout
         assert said is not None
-        self._found = _BANNER.search(await asyncio.to_thread(lambda: said.readline() + said.readline()))
-        self._ports = (self._banner[2], self._banner[4], self._banner[6])
+        lines = 1 if _SILENT in self.options else 2
+        self._found = _BANNER.search(await asyncio.to_thread(lambda: "".join(said.readline() for _ in range(lines))))
+        self._ports = (self._banner[2], self._banner[4] or "0", self._banner[6] or "0")
 
         async def serves() -> bool:
             try:
