@@ -1,0 +1,65 @@
+"""What docs/migrate.md prints, for tests that do it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+PAGE: Final = (Path(__file__).parents[3] / "docs" / "migrate.md").read_text(encoding="utf-8")
+
+
+def block(after: str, kind: str = "sh") -> str:
+    """The first code block of this kind behind a text that the page has once."""
+    assert PAGE.count(after) == 1, after
+    found = re.search(rf"^```{kind}\n(.*?)^```", PAGE.partition(after)[2], re.DOTALL | re.MULTILINE)
+    assert found, f"no {kind} block after {after!r}"
+    return found[1]
+
+
+def section(after: str) -> dict[str, Any]:
+    """A piece of a configuration file."""
+    found: dict[str, Any] = yaml.safe_load(block(after, "yaml"))
+    return found
+
+
+def exports(after: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """What a block of ``export`` lines sets."""
+    return {
+        name: re.sub(r"\$(\w+)", lambda variable: variables[variable[1]], value)
+        for name, value in re.findall(r"^export (\w+)=(\S+)", block(after), re.MULTILINE)
+    }
+
+
+async def run(after: str, variables: Mapping[str, str], deadline: float = 30.0) -> str:
+    """What a block of commands says on standard output; it has to succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process = await asyncio.create_subprocess_exec(
+        "bash",
+        "-euo",
+        "pipefail",
+        "-c",
+        block(after),
+        env={**os.environ, "PATH": path, **variables},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(deadline):
+            said, complained = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode == 0, (after, said, complained)
+    return said.decode()
+
+
+__all__ = ["PAGE", "block", "exports", "run", "section"]
