@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -37,6 +37,29 @@ def exports(after: str, variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+class Row(NamedTuple):
+    """Of a table of what becomes of what."""
+
+    first: str
+    """The whole first cell."""
+    verdict: str
+    text: str
+
+
+def rows(heading: str) -> dict[str, Row]:
+    """The rows under one heading, one for each name in a first cell (a number, or what stands in backticks)."""
+    found: dict[str, Row] = {}
+    text = PAGE.partition(f"\n### {heading}\n")[2]
+    for line in re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0].splitlines():
+        if not line.startswith("|") or line.startswith("|---") or "| why, and what to do |" in line:
+            continue
+        first, verdict, why = (cell.strip() for cell in line.strip("|").split("|"))
+        for name in re.findall(r"`([^`]+)`", first) or re.split(r", ", first):
+            assert name not in found, f"{name} stands twice under {heading}"
+            found[name] = Row(first, verdict, why)
+    return found
+
+
 async def run(after: str, variables: Mapping[str, str], deadline: float = 30.0) -> str:
     """What a block of commands says on standard output; it has to succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -62,4 +85,4 @@ async def run(after: str, variables: Mapping[str, str], deadline: float = 30.0) 
     return said.decode()
 
 
-__all__ = ["PAGE", "block", "exports", "run", "section"]
+__all__ = ["PAGE", "Row", "block", "exports", "rows", "run", "section"]
