@@ -1,4 +1,4 @@
-"""Headers and errors as docs/migrate.md says of them, by way of the real Envoy: what engines get and what clients get."""
+"""Headers and errors as docs/migrate.md says of them, by way of the real Envoy: as engines and clients get them."""
 
 from __future__ import annotations
 
