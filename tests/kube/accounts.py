@@ -1,10 +1,11 @@
-"""A gateway's own account: what deploy/manifests/rbac.yaml gives, and how it is withdrawn.
+"""A gateway's own account: what deploy/manifests/rbac*.yaml give, and how it is withdrawn.
 
 On the fake and on a real API server, where the rights are those of the manifest and the server made the token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,22 +15,22 @@ from .fake import Account, FakeApiServer
 from .pods import Kube, Refused
 from .real import RealApiServer
 
-MANIFEST: Final = Path(__file__).parents[2] / "deploy" / "manifests" / "rbac.yaml"
+MANIFESTS: Final = Path(__file__).parents[2] / "deploy" / "manifests"
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
 class GatewayAccount:
-    """The service account ``kvsync`` of a namespace, with the Role of the manifest.
+    """The service account of a namespace, with the rights of a manifest.
 
     Args:
-        wide: with the ClusterRole instead.
+        wide: those of the one for all namespaces.
     """
 
     def __init__(self, server: FakeApiServer | RealApiServer, kube: Kube, *, wide: bool = False) -> None:
         self._server = server
         self._kube = kube
         self._wide = wide
-        self._binding = f"kvsync-pods-{kube.namespace}" if wide else "kvsync-pods"
+        self._manifest = MANIFESTS / ("rbac-all-namespaces.yaml" if wide else "rbac.yaml")
         self.token = ""
 
     async def grant(self) -> str:
@@ -39,12 +40,12 @@ class GatewayAccount:
             self.token = self.token or f"token-of-{namespace}"
             self._server.accounts[self.token] = Account(frozenset({"*"} if self._wide else {namespace}))
             return self.token
-        for document in yaml.safe_load_all(MANIFEST.read_text()):
-            kind = document["kind"]
-            if (kind in ("Role", "RoleBinding") and self._wide) or (kind.startswith("Cluster") and not self._wide):
-                continue
-            await self._make(kind, self._here(document))
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/kvsync/token"
+        account = ""
+        for document in self._documents():
+            await self._make(document)
+            if document["kind"] == "ServiceAccount":
+                account = document["metadata"]["name"]
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         made = await self._kube.ask("POST", path, {"spec": {"expirationSeconds": 3600}})
         self.token = made["status"]["token"]
         return self.token
@@ -54,26 +55,29 @@ class GatewayAccount:
         if isinstance(self._server, FakeApiServer):
             self._server.accounts[self.token] = Account()
             return
-        kind = "ClusterRoleBinding" if self._wide else "RoleBinding"
-        await self._kube.ask("DELETE", f"{self._path(kind)}/{self._binding}")
+        (binding,) = (each for each in self._documents() if each["kind"].endswith("RoleBinding"))
+        await self._kube.ask("DELETE", f"{self._path(binding['kind'])}/{binding['metadata']['name']}")
 
-    async def _make(self, kind: str, document: dict[str, Any]) -> None:
+    async def _make(self, document: dict[str, Any]) -> None:
         try:
-            await self._kube.ask("POST", self._path(kind), document)
+            await self._kube.ask("POST", self._path(document["kind"]), document)
         except Refused as refused:
             if refused.status != 409:  # it is there: a role without its binding
                 raise
 
-    def _here(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The manifest's document, for this test's namespace."""
-        meta = document["metadata"]
-        if "namespace" in meta:
-            meta["namespace"] = self._kube.namespace
-        for subject in document.get("subjects", ()):
-            subject["namespace"] = self._kube.namespace
-        if document["kind"] == "ClusterRoleBinding":
-            meta["name"] = self._binding
-        return dict(document)
+    def _documents(self) -> Iterator[dict[str, Any]]:
+        """The manifest's, for this test's namespace."""
+        for document in yaml.safe_load_all(self._manifest.read_text()):
+            meta = document["metadata"]
+            if "namespace" in meta:
+                meta["namespace"] = self._kube.namespace
+            else:
+                meta["name"] += f"-{self._kube.namespace}"
+            for subject in document.get("subjects", ()):
+                subject["namespace"] = self._kube.namespace
+            if "Cluster" in document.get("roleRef", {}).get("kind", ""):
+                document["roleRef"]["name"] += f"-{self._kube.namespace}"
+            yield document
 
     def _path(self, kind: str) -> str:
         namespaced = f"/namespaces/{self._kube.namespace}"
@@ -86,4 +90,4 @@ class GatewayAccount:
         }[kind]
 
 
-__all__ = ["MANIFEST", "GatewayAccount"]
+__all__ = ["GatewayAccount"]

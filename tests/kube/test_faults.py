@@ -15,7 +15,7 @@ from tests.faults.client import until
 
 from .fake import FakeApiServer, Misdeed, endless, raw, reset, stall, status, trickle
 from .following import Followed, following
-from .pods import Json, Kube, pod, running
+from .pods import NAME, Json, Kube, pod, running
 
 PODLIST = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
 
@@ -345,7 +345,7 @@ async def test_more_pods_than_there_may_be(
     async with following(fake, kube, tmp_path, relist_interval=0.3) as followed:
         await followed.has(kube, a=True)
         fake.silence()
-        fake.fill(kube.namespace, 10)
+        fake.fill(kube.namespace, 10, labels={NAME: "m"})
         await followed.counted("too_many")
         assert "narrow kubernetes.selector or namespaces" in (followed.source.status().scopes[0].problem or "")
         await followed.has(kube, a=True)

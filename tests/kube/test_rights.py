@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
-from .accounts import MANIFEST, GatewayAccount
+from .accounts import GatewayAccount
 from .conftest import Server
 from .fake import FakeApiServer
 from .following import following
 from .pods import Kube, Refused, pod, running
-from .real import RealApiServer
-
-KUBECTL = Path(__file__).parents[2] / ".make" / "helm" / "kubectl"
 
 
 async def test_the_manifest_is_enough_and_gives_nothing_more(server: Server, kube: Kube, tmp_path: Path) -> None:
@@ -130,37 +125,3 @@ async def test_a_certificate_of_somebody_else_is_refused(server: Server, kube: K
         (authorities,) = followed.source.renewed
         assert authorities.check() == "applied"
         await followed.has(kube, a=True)
-
-
-async def test_kubectl_takes_the_manifest_and_says_the_same(api: RealApiServer, kube: Kube) -> None:
-    config = api.ca_file.parent / "kubeconfig"
-
-    def kubectl(*arguments: str, stdin: str | None = None) -> tuple[int, str]:
-        done = subprocess.run(
-            [str(KUBECTL), "--kubeconfig", str(config), *arguments], input=stdin, capture_output=True, text=True
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    here = MANIFEST.read_text().replace("namespace: llm", f"namespace: {kube.namespace}")
-    assert len(list(yaml.safe_load_all(here))) == 5
-    namespaced, clusterwide = here.split("---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\n")
-    code, said = await asyncio.to_thread(kubectl, "apply", "-f", "-", stdin=namespaced)
-    assert code == 0, said
-    code, said = await asyncio.to_thread(kubectl, "apply", "--dry-run=server", "-f", "-", stdin=here)
-    assert code == 0, said
-    assert clusterwide
-    as_gateway = ["--as", f"system:serviceaccount:{kube.namespace}:kvsync", "-n", kube.namespace]
-    rights = {}
-    for verb, what in (
-        ("list", "pods"),
-        ("watch", "pods"),
-        ("get", "pods"),
-        ("delete", "pods"),
-        ("create", "pods"),
-        ("list", "secrets"),
-        ("get", "pods/log"),
-        ("create", "pods/exec"),
-    ):
-        _, said = await asyncio.to_thread(kubectl, "auth", "can-i", verb, what, *as_gateway)
-        rights[verb, what] = said.split()[0]
-    assert {right for right, answer in rights.items() if answer == "yes"} == {("list", "pods"), ("watch", "pods")}

@@ -48,9 +48,9 @@ class KubernetesSettings(Section):
     ca_file: Path | None = None
     """PEM: who signs the API server's certificate; the cluster's own in a cluster."""
     connect_timeout: Seconds = 5.0
-    """For a connection to the API server, and for the beginning of its answer to a watch."""
+    """For a connection to the API server."""
     list_timeout: Seconds = 60.0
-    """For one page of a list."""
+    """For one page of a list, and for the beginning of the answer to a watch."""
     watch_timeout: Seconds = 60.0
     """The API server is asked to end a watch after this long. One that stays silent for longer is given up, so this is
     how long a connection that is dead and does not say so can hide changes."""

@@ -44,7 +44,7 @@ MAX_PAGE_BYTES: Final = 32 << 20
 MAX_LINE_BYTES: Final = 8 << 20
 """Of a watch. etcd takes objects of 1.5 MiB."""
 MAX_OBJECTS: Final = 100_000
-"""Of one list."""
+"""Of one list, that the digest keeps something of."""
 MAX_PAGES: Final = 10_000
 LARGE: Final = 256 << 10
 """JSON from this size on is read in a thread."""
@@ -103,8 +103,7 @@ _BAD: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 @dataclass(frozen=True, slots=True)
 class _Known(Generic[T]):
     uid: str
-    value: T | None
-    """``None``: nothing to keep."""
+    value: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +164,7 @@ class Reflector(Generic[T]):
         self._chance = chance
         self._query: dict[str, str] = {} if settings.selector is None else {"labelSelector": settings.selector}
         self._known: dict[Key, _Known[T]] = {}
+        """Of objects that the digest keeps nothing of, nothing is kept: there may be many of them."""
         self._revision: str | None = None
         """Where the watch goes on; ``None``: only a list can tell."""
         self._list_due = float("-inf")
@@ -200,7 +200,7 @@ class Reflector(Generic[T]):
             state=state,
             problem="; ".join(dict.fromkeys(text for _, text in self._troubles.values())) or None,
             age=None if self._heard is None else max(0.0, now - self._heard),
-            objects=sum(known.value is not None for known in self._known.values()),
+            objects=len(self._known),
             counts=dict(self.counts),
             failures=dict(self.failures),
         )
@@ -299,7 +299,10 @@ class Reflector(Generic[T]):
                 self._page_objects = max(1, self._page_objects // 4)
                 continue
             try:
-                page, known = await _aside(self._read_page, body) if len(body) > LARGE else self._read_page(body)
+                if len(body) > LARGE:
+                    page, known = await asyncio.to_thread(self._read_page, body)
+                else:
+                    page, known = self._read_page(body)
             except _BAD as bad:
                 raise Trouble("garbage", f"the API server's list can't be read: {bad}") from None
             found |= known
@@ -325,26 +328,21 @@ class Reflector(Generic[T]):
         page = _page(body)
         if page.kind != f"{self._kind}List":
             raise ValueError(f"it is a {page.kind[:40]!r}, not a {self._kind}List")
-        return page, dict(self._read_object(item) for item in page.items or ())
+        read = (self._read_object(item) for item in page.items or ())
+        return page, {key: known for key, _, known in read if known is not None}
 
     def _take_over(self, found: dict[Key, _Known[T]]) -> None:
         first = self._heard is None
         before, self._known = self._known, found
-        gone, seen = [], []
-        for key, old in before.items():
-            new = found.get(key)
-            if old.value is not None and (new is None or new.uid != old.uid or new.value is None):
-                gone.append(old.value)
-        for key, new in found.items():
-            earlier = before.get(key)
-            if new.value is not None and (earlier is None or earlier != new):
-                seen.append(new.value)
+        gone = [old.value for key, old in before.items() if key not in found or found[key].uid != old.uid]
+        seen = [new.value for key, new in found.items() if before.get(key) != new]
         if gone or seen:
             if not first:
                 self.counts["corrected"] += len(gone) + len(seen)
             self._deliver(gone, seen)
 
-    def _read_object(self, raw: bytes | msgspec.Raw) -> tuple[Key, _Known[T]]:
+    def _read_object(self, raw: msgspec.Raw) -> tuple[Key, str, _Known[T] | None]:
+        """Whose it is, its uid, and what is kept of it."""
         meta = _object(raw).metadata
         if not meta.name or not meta.uid:
             raise ValueError("an object has no name or no uid")
@@ -354,7 +352,7 @@ class Reflector(Generic[T]):
             self.counts["unreadable"] += 1
             self._throttle.warning("unreadable", "%s %s/%s: %s", self._kind, meta.namespace, meta.name, bad)
             value = None
-        return (meta.namespace, meta.name), _Known(meta.uid, value)
+        return (meta.namespace, meta.name), meta.uid, None if value is None else _Known(meta.uid, value)
 
     # -- watches -----------------------------------------------------------------------------------------------------
 
@@ -429,34 +427,33 @@ class Reflector(Generic[T]):
             if found.kind != self._kind or not revision or len(revision) > 128:
                 raise ValueError(f"a {found.kind[:40]!r} of the revision {revision[:40]!r}")
             if event.type == "BOOKMARK":
-                self.counts["bookmarks"] += 1
+                told = None
+            elif len(line) > LARGE:
+                told = await asyncio.to_thread(self._read_object, event.object)
             else:
-                large = len(line) > LARGE
-                key, known = await _aside(self._read_object, event.object) if large else self._read_object(event.object)
-                self.counts["events"] += 1
-                self._apply(key, known, deleted=event.type == "DELETED")
+                told = self._read_object(event.object)
         except _BAD as bad:
             raise Trouble("garbage", f"a line of a watch can't be read: {bad}") from None
+        self.counts["bookmarks" if told is None else "events"] += 1
+        if told is not None:
+            self._apply(*told, deleted=event.type == "DELETED")
         self._revision = revision
         self._well("watch")
 
-    def _apply(self, key: Key, new: _Known[T], *, deleted: bool) -> None:
+    def _apply(self, key: Key, uid: str, new: _Known[T] | None, *, deleted: bool) -> None:
         old = self._known.get(key)
         if deleted:
-            if old is not None and old.uid == new.uid:
-                del self._known[key]
-                if old.value is not None:
-                    self._deliver([old.value], [])
+            if old is None or old.uid != uid:
+                return  # told late: another has the name now
+            new = None
+        if new == old:
             return
-        self._known[key] = new
-        gone = (
-            [old.value]
-            if old is not None and old.value is not None and (old.uid != new.uid or new.value is None)
-            else []
-        )
-        seen = [new.value] if new.value is not None and old != new else []
-        if gone or seen:
-            self._deliver(gone, seen)
+        if new is None:
+            del self._known[key]
+        else:
+            self._known[key] = new
+        gone = [old.value] if old is not None and (new is None or new.uid != old.uid) else []
+        self._deliver(gone, [] if new is None else [new.value])
 
 
 class _Lines:
@@ -488,14 +485,6 @@ def _told(error: _Error) -> Exception:
         return Expired()
     said = "".join(c if c.isprintable() else " " for c in error.message[:300])
     return Trouble("server_error", f"the API server ended a watch with {error.code}: {said}")
-
-
-R = TypeVar("R")
-A = TypeVar("A")
-
-
-async def _aside(work: Callable[[A], R], on: A) -> R:
-    return await asyncio.to_thread(work, on)
 
 
 __all__ = ["Key", "Reflector", "ReflectorStatus", "State", "Unreadable"]
