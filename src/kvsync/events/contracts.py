@@ -244,7 +244,7 @@ class WorkerStatus:
     restored: bool = False
     """What is known of it began with another replica's snapshot, and that was shown to be of this epoch."""
     caught_up_in: float | None = None
-    """Seconds from its registration until it could be relied on for the first time; ``None`` until then."""
+    """Seconds from its registration until it had caught up for the first time; ``None`` until then."""
     connections: int = 0
     disconnections: int = 0
     reconnect_attempts: int = 0

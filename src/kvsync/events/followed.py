@@ -80,7 +80,7 @@ class Followed:
         self.turn: Turn | None = None
         """Its turn at replaying, where it needs one."""
         self.caught_up_in: float | None = None
-        """Seconds until it could be relied on for the first time."""
+        """Seconds until its stream had caught up for the first time."""
         self._since = now
         self.applied: int | None = stream.last
         """The last number that the sink has taken."""
@@ -148,8 +148,8 @@ class Followed:
         self.disconnections += 1
         self.overdue_since = now
 
-    def reliable(self, now: float) -> None:
-        """It can be relied on from now on."""
+    def came_up(self, now: float) -> None:
+        """Its stream has caught up."""
         if self.caught_up_in is None:
             self.caught_up_in = now - self._since
 

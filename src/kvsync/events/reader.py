@@ -574,6 +574,8 @@ class Reader:
         if followed.stream.state is not followed.judged:
             followed.judged = followed.stream.state
             self._tell_usable(followed)
+            if followed.stream.current:
+                followed.came_up(self._clock())
         if followed.overlooked:
             followed.overlooked = False
             log.info("%s: the clear of its last sleep is behind; followed anew", worker)
@@ -584,8 +586,6 @@ class Reader:
             self._feed.hand_over()
             followed.relied_on = followed.usable
             (self._sink.resume if followed.usable else self._sink.suspend)(followed.target.worker)
-            if followed.usable:
-                followed.reliable(self._clock())
 
     def _ask_replay(self, followed: Followed, start: int) -> None:
         """Only what catches up may be long, and comes at the same time everywhere: repairs and probes need no turn."""

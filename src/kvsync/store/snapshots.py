@@ -13,6 +13,8 @@ What must always hold
     * No reply and no command is longer than a part, so neither Redis nor the event loop is held up; between two of
       them others have their turn.
     * Nothing here is waited for by a request, and what fails is counted and tried again the next time.
+    * Telling keeps the thread that reads events from reading for ``SHARE`` of its time at most: a worker is looked for
+      among the blocks of all, so in a very large index a round takes longer than ``interval``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection
 from random import Random
 from typing import Final, Literal, Protocol, TypeAlias
@@ -42,6 +45,7 @@ AT_ONCE: Final = 4
 OVERLAP: Final = 10
 """Seconds that the parts of the snapshot before live on."""
 LONGEST_HEAD: Final = 4096
+SHARE: Final = 0.05
 
 Action: TypeAlias = Literal["write", "read"]
 Result: TypeAlias = Literal[
@@ -91,6 +95,7 @@ class Snapshots:
         telemetry: Telemetry,
         *,
         random: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -98,9 +103,12 @@ class Snapshots:
         self._workers = workers
         self._telemetry = telemetry
         self._random = random or Random()
+        self._clock = clock
         self._round: list[tuple[str, str]] = []
         """Workers that this round has still to come to."""
         self._pause = 0.0
+        self._took = 0.0
+        """Seconds that the last worker took to be told."""
 
     # -- reading
 
@@ -167,9 +175,10 @@ class Snapshots:
             self._round = list(self._workers())
             self._random.shuffle(self._round)
             self._pause = self._settings.interval / max(1, len(self._round))
+        self._took = 0.0
         if self._round and self._store.up:
             await self.write(*self._round.pop())
-        await asyncio.sleep(self._pause)
+        await asyncio.sleep(max(self._pause, self._took / SHARE))
 
     async def write(self, worker: str, model: str) -> None:
         """Tell of a worker, if nobody has done so of late."""
@@ -187,7 +196,9 @@ class Snapshots:
         (mine,) = await self._ask("snapshot_turn", ("SET", turn, "1", "NX", "PX", lasts))
         if not mine:
             return "elsewhere", 0
+        begun = self._clock()
         snapshot = await self._take(worker)
+        self._took = self._clock() - begun
         if snapshot is None:
             await self._ask("snapshot_turn", ("DEL", turn))  # another replica may know more
             return "not_now", 0

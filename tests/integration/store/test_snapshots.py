@@ -16,9 +16,9 @@ from kvsync.config.warm import SnapshotSettings
 from kvsync.events.contracts import Snapshot, Target
 from kvsync.events.stream import Position
 from kvsync.store.connection import Store
-from kvsync.store.snapshots import AT_ONCE, OVERLAP, PART, Snapshots
+from kvsync.store.snapshots import AT_ONCE, OVERLAP, PART, SHARE, Snapshots
 from tests.integration.store.conftest import Told, store, until
-from tests.valkey import Valkey
+from tests.valkey import Valkey, cluster
 
 TARGET = Target("ns/a#1", "a", "a", "tiny", 1, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
 MARK = b"\xcb" + bytes(8)
@@ -257,6 +257,36 @@ async def test_a_round_comes_to_every_worker(valkey: Valkey) -> None:
         for worker, model in replica.workers:
             found = await replica.it.read(Target(worker, "a", "a", model, 0, "", None))
             assert found == replica.snapshot
+
+
+async def test_a_worker_that_takes_long_to_be_told_makes_the_round_longer(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async with store(valkey.url) as shared:
+        replica = Replica(shared, of_size(5), interval=10)
+        replica.workers = [("v", "tiny"), ("w", "tiny")]
+        seconds = iter([0.0, 0.1, 10.0, 11.0])
+        replica.it._clock = lambda: next(seconds)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await replica.it.step()
+        await replica.it.step()
+    assert [pause for pause in slept if pause >= 5.0] == [5.0, pytest.approx(1.0 / SHARE)]
+
+
+async def test_on_a_cluster(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as nodes:
+        url = "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        async with store(url, mode="cluster", timeout=5.0) as shared:
+            replica = Replica(shared, of_size((2 * AT_ONCE + 1) * PART + 5))
+            assert await replica.write() == "written"
+            assert await replica.read() == (replica.snapshot, "found")
+            await forget_turns(shared)
+            assert await replica.write() == "unchanged"
 
 
 async def test_a_server_that_comes_back_gets_them_again(tmp_path: Path) -> None:
