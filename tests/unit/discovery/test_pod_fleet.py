@@ -90,6 +90,22 @@ def test_the_order_of_news_does_not_matter() -> None:
         assert [engine.name for engine in fleet.engines] == ["n/b"]
 
 
+def test_pods_that_come_and_go_leave_nothing() -> None:
+    """(L2) Whatever their names, addresses and fates were."""
+    fleet = PodFleet()
+    for turn in range(1000):
+        came = [
+            seen(f"p{turn}", turn % 200, uid=f"u{turn}"),
+            seen("same", turn % 7, uid=f"s{turn}"),
+            refused(f"r{turn}"),
+        ]
+        fleet.update([], came)
+        fleet.update(came if turn % 2 else [came[0], refused("same", uid=f"s{turn}"), came[2]], [])
+    assert fleet.engines == ()
+    assert fleet.pods == ()
+    assert not any(vars(fleet).values())
+
+
 _pods = st.builds(
     seen,
     st.sampled_from("abc"),
