@@ -315,3 +315,92 @@ fn a_mark_is_not_lost_with_the_registration_that_got_it() {
         index.remove_worker("w");
     }
 }
+
+/// A worker with one chain of so many blocks, each of one token.
+fn with_a_chain(blocks: u64) -> Index {
+    let index = Index::new();
+    index.add_worker("w", "m", Facts::default());
+    let run = Run {
+        hashes: (0..blocks).map(EngineHash::Unsigned).collect(),
+        parent: None,
+        tokens: (0..blocks as u32).collect(),
+        block_size: 1,
+        adapter: Adapter::None,
+        extra_keys: Some(vec![]),
+    };
+    let event = Event::Stored(Stored { run, tier: Some(Tier::Gpu), group: 0, kind: None, window: None });
+    index.change_named("w", |worker, shared| worker.apply(shared, None, [event.clone()]));
+    index
+}
+
+fn blocks(index: &Index) -> u64 {
+    index.describe()[0].1.blocks
+}
+
+#[test]
+fn an_image_is_of_one_moment() {
+    let index = Index::new();
+    for name in ["w", "other"] {
+        index.add_worker(name, "m", Facts::default());
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for event in [store(), removal()].iter().cycle().take(BATCHES) {
+                for name in ["w", "other"] {
+                    index.change_named(name, |worker, shared| worker.apply(shared, None, [event.clone()]));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut seen = [0; 2];
+        while !done.load(Ordering::Relaxed) || seen == [0; 2] {
+            if let Some(image) = index.dump("w") {
+                let told = Index::new();
+                told.add_worker("w", "m", Facts::default());
+                told.restore("w", &image).unwrap();
+                assert!([0, BLOCKS].contains(&blocks(&told)), "{}", blocks(&told));
+                seen[usize::from(blocks(&told) > 0)] += 1;
+            }
+        }
+    });
+}
+
+#[test]
+fn an_image_is_seen_wholly_or_not_at_all() {
+    const LONG: u64 = 50_000;
+    let image = with_a_chain(LONG).dump("w").unwrap();
+    let tokens: Vec<u32> = (0..=LONG as u32).collect();
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+    let index = Index::new();
+    index.add_worker("w", "m", Facts::default());
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            loop {
+                let credit = index.lookup(&prompt)[0].1.credit;
+                assert!(credit == 0 || credit == LONG, "{credit}");
+                if credit > 0 {
+                    return;
+                }
+            }
+        });
+        index.restore("w", &image).unwrap();
+        looking.join().unwrap();
+    });
+}
+
+#[test]
+fn who_is_forgotten_while_an_image_is_taken_knows_nothing() {
+    let image = with_a_chain(20_000).dump("w").unwrap();
+    for wait in 0..40 {
+        let index = Index::new();
+        index.add_worker("w", "m", Facts::default());
+        thread::scope(|scope| {
+            let taking = scope.spawn(|| index.restore("w", &image));
+            thread::sleep(Duration::from_micros(150 * wait));
+            index.change_named("w", kvsync_index::Worker::forget);
+            let _taken_or_too_late = taking.join().unwrap();
+        });
+        assert_eq!(blocks(&index), 0);
+    }
+}
