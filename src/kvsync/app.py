@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -174,6 +175,7 @@ class App:
         )
         self.gateway = Gateway(self._rooms, data_tls)
         self._draining = False
+        self._hurry = asyncio.Event()
         self.report = Report(
             fleet=self.fleet,
             index=self.index,
@@ -276,6 +278,16 @@ class App:
         """Read the configuration file now (SIGHUP)."""
         self._source.trigger()
 
+    async def leave(self) -> None:
+        """Say that no more requests should come, and for ``gateway.drain_delay`` serve those that do. :meth:`stop`
+        comes next."""
+        self._draining = True
+        if self.settings.gateway.enabled:
+            self.gateway.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.gateway.drain_delay):
+                    await self._hurry.wait()
+
     async def stop(self) -> None:
         """Take no more requests, let open answers end within ``gateway.drain_timeout``, then stop everything."""
         self._draining = True
@@ -300,7 +312,8 @@ class App:
         return self.store.configured and self.settings.redis.load.enabled
 
     def hurry(self) -> None:
-        """Have :meth:`stop` wait no longer for open answers."""
+        """Have :meth:`leave` wait no longer for whoever sends requests, and :meth:`stop` not for open answers."""
+        self._hurry.set()
         for door in self._doors:
             door.hurry()
 

@@ -193,6 +193,7 @@ def test_the_configuration_is_one_that_kvsync_starts_with(
     wanted |= {"extproc": settings.extproc.port} if settings.extproc.enabled else {}
     assert ports == wanted
     end = settings.gateway.drain_timeout + (settings.extproc.drain_delay if settings.extproc.enabled else 0)
+    end += settings.gateway.drain_delay if settings.gateway.enabled else 0
     assert pod["terminationGracePeriodSeconds"] >= values.get("preStopSeconds", 10) + end + 5
     assert pod["automountServiceAccountToken"] is settings.kubernetes.enabled
     assert settings.admin.host in ("0.0.0.0", "::")

@@ -52,6 +52,9 @@ class Process:
         arguments = [python, "-m", module, command, "--config", str(self.file)]
         arguments += ["--host", "127.0.0.1", "--port", str(ports[0]), "--admin-port", str(ports[1])]
         inherited = {name: value for name, value in os.environ.items() if not _LAYERS.match(name)}
+        section = config.get("gateway", {})
+        if isinstance(section, Mapping) and "drain_delay" not in section:
+            inherited["KVSYNC_GATEWAY_DRAIN_DELAY"] = "0"  # nobody who sends requests here needs time to notice its end
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=inherited | dict(environ)

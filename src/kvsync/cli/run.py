@@ -90,6 +90,9 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
         )
     try:
         await end.wait()
+        if settings.gateway.enabled and (delay := settings.gateway.drain_delay):
+            log.info("stopping: /readyz says no, requests are still taken for %g s", delay)
+        await app.leave()
         limit = settings.gateway.drain_timeout
         log.info("stopping: no more requests are taken, open answers may run for up to %g s", limit)
     finally:

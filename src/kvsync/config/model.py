@@ -201,8 +201,11 @@ class GatewaySettings(_Section):
     """Other engines tried when one can't be reached, or does not read the request."""
     retry_fresh_reset: bool = True
     """Try once elsewhere (one of ``retries``) when a *fresh* connection is reset without one response byte."""
+    drain_delay: Annotated[float, Field(ge=0, le=86_400)] = 3.0
+    """After SIGTERM, how long the data port still takes requests while ``/readyz`` already says no and each answer ends
+    its connection: time for a balancer to notice, and for clients that keep connections to move on."""
     drain_timeout: Seconds = 30.0
-    """How long open answers may still run after SIGTERM."""
+    """How long open answers may still run after that."""
     reveal_match: bool = False
     """Say in every answer what the chosen worker was credited with (``x-kvsync-match``). For debugging: it tells a
     client what others asked."""

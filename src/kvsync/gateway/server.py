@@ -45,6 +45,9 @@ class Gateway:
         self._loop = rooms.loop
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
+        self._closed = False
+        """No connection is taken any more, and those that idle are closed."""
+        self._hurried = False
         self._empty = asyncio.Event()
         """The last connection closed; looked at only once no new ones come."""
         self._tick: asyncio.TimerHandle | None = None
@@ -92,10 +95,16 @@ class Gateway:
         )
         self._sweep()
 
+    def leave(self) -> None:
+        """Go on as before, but have each connection end with its next answer: who asks again finds another gateway."""
+        self._proxy.draining = True
+
     async def stop(self) -> None:
         """Listen no more, let open requests end for up to ``drain_timeout``, then end what is left."""
-        self._proxy.draining = True
-        self._empty.clear()
+        self.leave()
+        self._closed = True
+        if not self._hurried:
+            self._empty.clear()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -114,6 +123,7 @@ class Gateway:
 
     def hurry(self) -> None:
         """Let :meth:`stop` wait no longer for open answers."""
+        self._hurried = True
         self._empty.set()
 
     def _tls_arguments(self) -> dict[str, Any]:
@@ -150,7 +160,7 @@ class Gateway:
         for connection in list(self._connections):
             try:
                 connection.check(now)
-                if self._proxy.draining:
+                if self._closed:
                     connection.drain()
             except Exception:
                 # All deadlines of all connections come from here: a fault in one must not end them.

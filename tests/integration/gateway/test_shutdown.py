@@ -67,6 +67,26 @@ async def test_shutdown_ends_what_does_not_end() -> None:
         assert home.counters.cuts == {("/v1/completions", "shutdown"): 1}
 
 
+async def test_before_it_closes_it_serves_on_and_has_connections_end() -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        while (request := await talk.request()) is not None:
+            await talk.send(reply(request.body))
+
+    async with house(script, drain_timeout=5) as home:
+        kept, idle = await home.client(), await home.client()
+        assert (await kept.ask()).get(b"connection") == []
+        home.gateway.leave()
+        answer = await kept.ask()
+        assert (answer.status, answer.one(b"connection")) == (200, b"close")
+        assert await kept.ended() == b""
+        new = await home.client()
+        answer = await new.ask()
+        assert (answer.status, answer.one(b"connection")) == (200, b"close")
+        home.gateway._sweep()
+        answer = await idle.ask()  # not closed before it had asked
+        assert (answer.status, answer.one(b"connection")) == (200, b"close")
+
+
 async def test_a_stream_goes_on_and_its_connection_closes_after_it() -> None:
     go = asyncio.Event()
 
@@ -161,6 +181,37 @@ async def test_being_asked_again_ends_open_answers_at_once() -> None:
 async def test_stopping_with_nothing_open_takes_no_time() -> None:
     async with house(stall, drain_timeout=60) as home:
         await asyncio.wait_for(home.gateway.stop(), 2)
+
+
+async def test_a_process_serves_on_for_a_while_and_ends_by_itself(tmp_path: Path) -> None:
+    async def script(engine: FakeEngine, talk: Talk) -> None:
+        while await talk.request() is not None:
+            await talk.send(reply(b"{}"))
+
+    engine = FakeEngine("e", script)
+    await engine.start()
+    config = {"models": [{"name": "m", "engines": [{"name": "e", "url": f"http://127.0.0.1:{engine.port}"}]}]}
+    for number, delay in enumerate((60, 0.2)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with running(folder, config | {"gateway": {"drain_delay": delay}}) as gateway:
+            assert (await gateway.ready())["ready"]
+            gateway.process.signal(signal.SIGTERM)
+            if delay == 60:
+
+                async def unready() -> bool:
+                    status, page = await gateway.admin.get("/readyz")
+                    return status == 503 and b'"draining":true' in page
+
+                await until(unready, "/readyz says no")
+                client = await Client.open(int(gateway.url.rpartition(":")[2]))
+                answer = await client.ask()
+                assert (answer.status, answer.one(b"connection")) == (200, b"close")
+                client.close()
+                gateway.process.signal(signal.SIGTERM)
+            assert await gateway.process.ended(20) == 0
+            assert "Traceback" not in gateway.process.log
+    await engine.stop()
 
 
 async def test_a_process_says_that_it_is_not_ready_while_it_drains_and_ends_at_the_second_sigterm(
