@@ -71,18 +71,21 @@ async def synced(gateway: Running, state: str, *streams: str) -> None:
     await until(look, f"KV sync {state}, streams {streams}")
 
 
-async def with_events(gateway: Running, engine: SimulatedEngine, *others: SimulatedEngine) -> None:
-    """Step 2: out of the file, idle, restarted, seen to publish, back in the file."""
+async def restarted(gateway: Running, engine: SimulatedEngine, other: SimulatedEngine, *, events: bool) -> None:
+    """Step 2: out of the file, idle, restarted with events or without, back in the file."""
     file, before = gateway.process.file, section(BY_FILE)
-    write(file, before | listing(*(other.entry for other in others)))
-    await has(gateway, *(other.name for other in others))
+    write(file, before | listing(other.entry))
+    await has(gateway, other.name)
     await run("**Wait until it has nothing to do:**", variables(engine))
+    await begun_anew(engine, events=events)
+    write(file, before | listing(other.entry, engine.entry))
+    await has(gateway, engine.name, other.name)
+
+
+async def begun_anew(engine: SimulatedEngine, *, events: bool) -> None:
     engine.kill()
-    engine.options = tuple(option for option in engine.options if option != NO_EVENTS)
+    engine.options = (*OPTIONS, engine.options[len(OPTIONS)], *(() if events else (NO_EVENTS,)))
     await engine.start()
-    write(file, before | listing(*(each.entry for each in (*others, engine))))
-    await has(gateway, engine.name, *(other.name for other in others))
-    assert "stored" in await run("**See that it publishes:**", variables(engine))
 
 
 async def test_on_and_off_by_the_file(engines: Mapping[str, SimulatedEngine], tmp_path: Path) -> None:
@@ -98,7 +101,8 @@ async def test_on_and_off_by_the_file(engines: Mapping[str, SimulatedEngine], tm
         assert counts[0] == counts[1]
 
         for engine, other in ((a, b), (b, a)):
-            await with_events(gateway, engine, other)
+            await restarted(gateway, engine, other, events=True)
+            assert "stored" in await run("**See that it publishes:**", variables(engine))
             await asked.more("a", "b")
         assert (await gateway.ready())["kv_sync"]["state"] == "off"
 
@@ -125,8 +129,14 @@ async def test_on_and_off_by_the_file(engines: Mapping[str, SimulatedEngine], tm
         await until(off, "b not followed")
         await asked.more("a", "b")
 
+        body = {"model": "tiny", "prompt": tokens(), "max_tokens": 1}
+        _, decision = await gateway.ask("/v1/completions", body, {"routing-strategy": "least-request"})
+        assert decision.record["policy"] == "least-request"
+
         write(gateway.process.file, config | {"events": {"enabled": False}})
         await synced(gateway, "off", "off")
+        await asked.more("a", "b")
+        await restarted(gateway, b, a, events=False)
         await asked.more("a", "b")
         assert "Traceback" not in gateway.process.log
 
@@ -134,10 +144,8 @@ async def test_on_and_off_by_the_file(engines: Mapping[str, SimulatedEngine], tm
 async def test_on_and_off_by_the_environment(engines: Mapping[str, SimulatedEngine], tmp_path: Path) -> None:
     """Each gateway is another process, and clients move from one to the next behind one address."""
     for engine in engines.values():
-        if engine.events is None:  # this test alone was chosen
-            engine.kill()
-            engine.options = tuple(option for option in engine.options if option != NO_EVENTS)
-            await engine.start()
+        if engine.events is None:
+            await begun_anew(engine, events=True)
     config = listing(*(engine.entry for engine in engines.values()))
     on = exports(BY_ENVIRONMENT, variables(engines["a"]))
     assert on[SWITCH] == "true"
