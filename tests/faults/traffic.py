@@ -1,7 +1,6 @@
 """Clients that ask one address without a pause while what is behind it changes, and count what became of each request.
 
-Whatever is no whole answer with status 200 is lost. A request on a kept connection that is closed before one byte of an
-answer comes is sent once more, as HTTP clients do: whoever closes an idle connection can't know what is under way.
+Whatever is no whole answer with status 200 is lost: nothing is sent again.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Traffic:
     """Prompt tokens that the engines had."""
     prompted: int = 0
     """All prompt tokens."""
-    sent_again: int = 0
     asking: dict[str, int] = field(default_factory=dict)
     """By client, how many requests it has begun."""
     lost: list[str] = field(default_factory=list)
@@ -62,19 +60,10 @@ class Traffic:
 
         await until(look, "a round of all clients")
 
-    async def ask(
-        self, client: Client, headers: Mapping[str, str], prompt: Sequence[int], *, stream: bool, kept: bool
-    ) -> None:
+    async def ask(self, client: Client, headers: Mapping[str, str], prompt: Sequence[int], *, stream: bool) -> None:
         body = {"model": self.model, "prompt": list(prompt), "max_tokens": _LONG if stream else 2, "ignore_eos": True}
-        body = streamed(body) if stream else body
         try:
-            try:
-                answer = await client.post("/v1/completions", body, headers)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as closed:
-                if not kept or isinstance(closed, aiohttp.ClientConnectorError):
-                    raise
-                self.sent_again += 1
-                answer = await client.post("/v1/completions", body, headers)
+            answer = await client.post("/v1/completions", streamed(body) if stream else body, headers)
         except (aiohttp.ClientError, TimeoutError, AssertionError) as fault:  # not there, cut, late, not whole
             self.lost.append(repr(fault))
             return
@@ -102,7 +91,7 @@ async def traffic(url: str, model: str = "tiny") -> AsyncIterator[Traffic]:
             while not enough.is_set():
                 asked.asking[name] = asked.asking.get(name, 0) + 1
                 prompt = asked.prompts[next(turns) % len(asked.prompts)]
-                await asked.ask(client, headers, prompt, stream=stream, kept=kept)
+                await asked.ask(client, headers, prompt, stream=stream)
                 if asked.lost:
                     await asyncio.sleep(0.02)  # nobody hammers a port that refuses
 

@@ -18,7 +18,7 @@ from tests.faults.client import DEADLINE, streamed, until
 from tests.faults.network import Proxy
 from tests.faults.process import Running, running, write
 from tests.faults.simulated import SimulatedEngine
-from tests.faults.traffic import Traffic, traffic
+from tests.faults.traffic import traffic
 from tests.faults.words import tokens
 
 from .page import exports, run, section
@@ -29,8 +29,9 @@ OPTIONS: Final = ("--prefill-rate", "40000", "--decode-rate", "100", "--blocks",
 NO_EVENTS: Final = "--no-events"
 BY_FILE: Final = "**By the file, without a restart.**"
 BY_ENVIRONMENT: Final = "**By the environment, with a second gateway.**"
-LONG: Final = 200
-"""Tokens of an answer of two seconds."""
+DELAY: Final = {"KVSYNC_GATEWAY_DRAIN_DELAY": "2"}
+LONG: Final = 300
+"""Tokens of an answer that takes longer than that: three seconds."""
 SWITCH: Final = "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED"
 
 
@@ -147,27 +148,30 @@ async def test_on_and_off_by_the_environment(engines: Mapping[str, SimulatedEngi
         if engine.events is None:
             await begun_anew(engine, events=True)
     config = listing(*(engine.entry for engine in engines.values()))
-    on = exports(BY_ENVIRONMENT, variables(engines["a"]))
+    on = exports(BY_ENVIRONMENT, variables(engines["a"])) | DELAY
     assert on[SWITCH] == "true"
     folders = [tmp_path / name for name in ("before", "on", "off")]
     for folder in folders:
         folder.mkdir()
 
-    async def replace(asked: Traffic, old: Running, new: Running) -> None:
-        """Step 3: new connections go to the new gateway; the old one gets no more and ends with its open answers."""
+    async def replace(old: Running, new: Running) -> None:
+        """Step 3: new connections go to the new gateway, and the old one ends, with its open answers."""
         body = streamed({"model": "tiny", "prompt": tokens(), "max_tokens": LONG, "ignore_eos": True})
         async with asyncio.TaskGroup() as group:
             long = group.create_task(old.post("/v1/completions", body))
+
+            async def begun() -> bool:
+                return any(row["running"] for row in (await old.workers()).values())
+
+            await until(begun, "an answer that is open at the old gateway")
             door.towards(new.url)
-            await asked.round()
-            assert not long.done(), "nothing is open at the old gateway"
             old.process.signal(signal.SIGTERM)
             assert await old.process.ended(DEADLINE) == 0
         assert len(long.result().pieces) == LONG + 1, "with the one of usage"
         assert "Traceback" not in old.process.log
 
     async with AsyncExitStack() as stack:
-        before = await stack.enter_async_context(running(folders[0], config, {}))
+        before = await stack.enter_async_context(running(folders[0], config, DELAY))
         door = await stack.enter_async_context(Proxy(before.url))
         async with traffic(door.endpoint) as asked:
             await asked.more("a", "b")
@@ -180,12 +184,12 @@ async def test_on_and_off_by_the_environment(engines: Mapping[str, SimulatedEngi
                 return bool((await follower.ready())["models"]["tiny"]["mode"] == "exact")
 
             await until(exact, "mode exact")
-            await replace(asked, before, follower)
+            await replace(before, follower)
             await asked.more("a", "b", count=5)
             assert (await follower.metrics()).total("kvsync_credited_tokens_total") > 0
 
             after = await stack.enter_async_context(running(folders[2], config, on | {SWITCH: "false"}))
-            await replace(asked, follower, after)
+            await replace(follower, after)
             await synced(after, "off", "off")
             await asked.more("a", "b")
             assert (await after.metrics()).total("kvsync_credited_tokens_total") == 0
