@@ -334,7 +334,7 @@ async def test_pages_that_are_too_large_get_smaller(
     await kube.create(pod("zz"), running("10.0.0.1"))
     async with following(fake, kube, tmp_path) as followed:
         await followed.has(kube, zz=True)
-        assert [query["limit"] for query in fake.queries[:5]] == ["500", "125", "31", "7", "7"]
+        assert [query["limit"] for query in fake.queries[:5]] == ["250", "62", "15", "3", "3"]
 
 
 async def test_more_pods_than_there_may_be(

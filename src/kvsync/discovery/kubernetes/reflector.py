@@ -38,7 +38,9 @@ Key: TypeAlias = tuple[str, str]
 What: TypeAlias = Literal["list", "watch"]
 State: TypeAlias = Literal["starting", "synced", "failing", "degraded"]
 
-PAGE_OBJECTS: Final = 500
+PAGE_OBJECTS: Final = 250
+"""Some 2 MB of pods: the event loop can't go on for the 2 ms in which such a page is taken apart (measured), and can
+between its objects."""
 MAX_PAGE_BYTES: Final = 32 << 20
 """A page that has more is asked for again with fewer objects."""
 MAX_LINE_BYTES: Final = 8 << 20
