@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +48,8 @@ log = logging.getLogger("kvsync.events")
 
 RETRY_FIRST: Final = 1.0
 RETRY_LAST: Final = 30.0
+WARMING: Final = 8
+"""Engines whose snapshots are under way: patience is for one's own, and no more than so many are in memory."""
 
 
 class _Registration:
@@ -72,7 +75,7 @@ class EventManager:
             up in its prefix cache, tokens found there), requests of others included.
         introduced: hears, in the reader's thread, of each worker that is new to the sink, before any batch of it.
         warm: asked for another replica's snapshot when a stream is first followed.
-        warm_timeout: seconds that a stream waits for it at most.
+        warm_timeout: seconds that a stream waits for it at most, once its engine has its turn.
         turns: asked before a stream catches up.
     """
 
@@ -100,6 +103,7 @@ class EventManager:
         self._introduced = introduced
         self._warm = warm
         self._warm_timeout = warm_timeout
+        self._warming = asyncio.Semaphore(WARMING)
         self._turns = turns
         self._access = access or EngineAccess()
         self._session: aiohttp.ClientSession | None = None
@@ -344,10 +348,11 @@ class EventManager:
                 located = await self._locator.locate(registration.engine)
                 complete = located.complete
                 news = [t for t in located.targets if _news(followed.get(t.worker), t, complete)]
-                known = await self._snapshots([t for t in news if t.worker not in followed])
-                for target in news:
-                    await asyncio.wrap_future(self._reader.follow(target, known.get(target.worker)))
-                    followed[target.worker] = target
+                async with self._warming if self._warm is not None else nullcontext():
+                    known = await self._snapshots([t for t in news if t.worker not in followed])
+                    for target in news:
+                        await asyncio.wrap_future(self._reader.follow(target, known.get(target.worker)))
+                        followed[target.worker] = target
                 if self._scraper is not None:  # now that the reader knows whom it is about
                     self._scraper.look(registration.engine)
             except NotLocated as error:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvsync.events.contracts import Snapshot, Target, Turns, Warm
-from kvsync.events.manager import EventManager
+from kvsync.events.manager import WARMING, EventManager
 from kvsync.events.stream import Position
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.index.match import Index, Match
@@ -180,6 +180,28 @@ async def test_a_snapshot_that_is_late_or_fails_is_gone_without(make: Make, capl
                 assert not cold.status.errors
     assert "no snapshot of a in 0.1 s" in caplog.text
     assert "for the test" in caplog.text
+
+
+async def test_a_large_fleet_asks_for_few_at_a_time_and_each_has_its_own_patience(make: Make) -> None:
+    asking, most = 0, 0
+
+    async def warm(target: Target) -> Snapshot | None:
+        nonlocal asking, most
+        asking += 1
+        most = max(most, asking)
+        await asyncio.sleep(0.03)
+        asking -= 1
+        return snapshot
+
+    async with publishing(already=range(1, 6)) as publisher:
+        snapshot = await snapshot_of(make, publisher, 1, 5)
+        async with replica(make, warm=warm, warm_timeout=0.5) as fleet:
+            names = [f"e{number}" for number in range(3 * WARMING)]
+            for name in names:
+                await fleet.manager.add(engine_of(publisher, name))
+            await fleet.until(lambda: all(fleet.match(5, name).credit for name in names))
+            assert all(status.restored for status in fleet.manager.workers())
+    assert most == WARMING
 
 
 async def test_without_a_replay_endpoint_nobody_asks_for_one(make: Make) -> None:
