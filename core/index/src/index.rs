@@ -7,8 +7,9 @@
 //!   a model under it.
 //! * What is asked of a worker that is not registered is ignored, and so is what was on its way to one that is removed.
 //! * With a bound on the blocks of all workers together, there are never more after a batch; what goes is said in
-//!   `store::cut`. One thread makes room at a time, and all that bring too much wait for it, so that it ends; who brings
-//!   nothing does not wait. A bound on bytes is looked after each time that so much may have come that it matters.
+//!   `store::cut`. One thread makes room at a time, and all that bring too much wait for it, so that it ends; what brings
+//!   nothing, as an answer or a mark, neither waits for it nor makes any: requests do that. A bound on bytes is looked
+//!   after each time that batches may have brought so much that it matters.
 
 mod snapshot;
 
@@ -245,14 +246,14 @@ impl Index {
     pub fn add_worker(&self, name: &str, model: &str, facts: Facts) {
         let registration = REGISTRATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         let mut worker = Worker::new(model, facts, registration);
-        let (added, replaced) = loop {
+        let replaced = loop {
             let model = self.registry.read().model(model);
             // waits for the model, so not under the registry's lock; nobody finds the worker before it stands there
             model.body.write().workers.insert(registration, worker);
             let added = Arc::new(Registered { name: name.to_owned(), model, registration, kept: OnceLock::new() });
             let replaced = self.registry.write().add(&added);
             match replaced {
-                Ok(replaced) => break (added, replaced),
+                Ok(replaced) => break replaced,
                 Err(OtherModel) => {
                     let taken_back = added.model.body.write().workers.remove(&registration);
                     worker = taken_back.expect("nobody else knows of it");
@@ -260,7 +261,8 @@ impl Index {
             }
         };
         if let Some(before) = replaced.and_then(|replaced| self.retire(&replaced)) {
-            self.change(&added, |worker, _| worker.take_marks(&before));
+            // it may be replaced by now itself, as one without marks
+            self.change_named(name, |worker, _| worker.take_marks(&before));
         }
     }
 
@@ -304,16 +306,19 @@ impl Index {
         let Some(worker) = workers.get_mut(&registered.registration) else {
             return false;
         };
-        let before = worker.blocks();
+        let (before, batches) = (worker.blocks(), worker.batches());
         change(worker, shared);
         worker.note_change();
         registered.model.recount(worker);
+        let brings = worker.batches() > batches;
         let (after, emptied) = (worker.blocks(), worker.take_emptied());
         shared.sweep(Steps::new(STEPS_PER_BATCH + 4 * after.saturating_sub(before) as usize));
         self.blocks.fetch_add(after.wrapping_sub(before), Ordering::Relaxed); // wraps where there are fewer now
         RwLockWriteGuard::unlock_fair(guard);
         drop(emptied); // not under the lock
-        self.keep_bounds(after.saturating_sub(before));
+        if brings {
+            self.keep_bounds(after.saturating_sub(before));
+        }
         true
     }
 

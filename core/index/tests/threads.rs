@@ -1,15 +1,37 @@
 //! One writer, many readers: a match sees each worker's batch wholly or not at all.
 
+use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use kvsync_index::event::{Adapter, EngineHash, Event, Removed, Run, Stored, Tier};
-use kvsync_index::{Answer, Bounds, Facts, Index, Prompt};
+use kvsync_index::{Answer, Bounds, Facts, Index, Observation, Prompt};
 
 const BLOCKS: u64 = 64;
 const BATCHES: usize = 2_000;
+
+/// To be dropped when others are to end, whether all went well or not.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What goes wrong here may go on for ever: then that is said.
+fn ends(test: impl FnOnce() + Send + 'static) {
+    let (goes_on, end) = mpsc::channel::<()>();
+    let test = thread::spawn(move || {
+        let _goes_on = goes_on;
+        test();
+    });
+    let end = end.recv_timeout(Duration::from_secs(180));
+    assert_eq!(end, Err(mpsc::RecvTimeoutError::Disconnected), "it does not end");
+    test.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked));
+}
 
 fn hashes() -> Vec<EngineHash<'static>> {
     (0..BLOCKS).map(EngineHash::Unsigned).collect()
@@ -59,13 +81,14 @@ fn a_match_sees_whole_batches() {
                 })
             })
             .collect();
+        let ends = Ends(&done);
         let worker = index.worker("w").expect("registered");
         for at in 0..BATCHES {
             index.change(&worker, |worker, shared| {
                 worker.apply(shared, None, [if at % 2 == 0 { store() } else { removal() }])
             });
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ends);
         for reader in readers {
             reader.join().expect("no reader saw part of a batch");
         }
@@ -81,6 +104,7 @@ fn workers_come_and_go_while_others_match() {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
+            let _ends = Ends(&done);
             for _ in 0..500 {
                 index.add_worker("goes", "m", Facts::default());
                 let worker = index.worker("goes").expect("registered");
@@ -88,7 +112,6 @@ fn workers_come_and_go_while_others_match() {
                 index.remove_worker("goes");
                 assert!(!index.change(&worker, |_, _| unreachable!("it is registered no longer")));
             }
-            done.store(true, Ordering::Relaxed);
         });
         while !done.load(Ordering::Relaxed) {
             let found = index.lookup(&prompt);
@@ -129,6 +152,7 @@ fn the_bound_holds_while_others_match_and_workers_come_and_go() {
                 thread::yield_now();
             }
         });
+        let _ends = Ends(&done);
         for number in 0..500 {
             index.add_worker("goes", "m", Facts::default());
             for name in ["stays", "goes"] {
@@ -136,7 +160,6 @@ fn the_bound_holds_while_others_match_and_workers_come_and_go() {
                 assert!(blocks() <= MOST);
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
     index.remove_worker("stays");
     index.remove_worker("goes");
@@ -225,6 +248,7 @@ fn churn(bounds: Bounds) {
     };
     thread::scope(|scope| {
         let lookers: Vec<_> = (1..3).map(|seed| scope.spawn(move || look(seed))).collect();
+        let ends = Ends(&done);
         for number in 0..CHAINS {
             comes.store(number + 1, Ordering::Relaxed);
             apply(number, chain);
@@ -233,7 +257,7 @@ fn churn(bounds: Bounds) {
                 went.store(old + 1, Ordering::Release);
             }
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ends);
         lookers.into_iter().for_each(|looker| looker.join().expect("nothing that went is credited"));
     });
     let check = |first_held: u64, left: bool| {
@@ -267,12 +291,12 @@ fn churn(bounds: Bounds) {
 
 #[test]
 fn what_goes_by_a_bound_on_blocks_goes_wholly_while_others_look() {
-    churn(Bounds { blocks: Some(2 * KEPT * BLOCKS), bytes: None });
+    ends(|| churn(Bounds { blocks: Some(2 * KEPT * BLOCKS), bytes: None }));
 }
 
 #[test]
 fn what_goes_by_a_bound_on_bytes_goes_wholly_while_others_look() {
-    churn(Bounds { blocks: None, bytes: Some(1 << 20) });
+    ends(|| churn(Bounds { blocks: None, bytes: Some(1 << 20) }));
 }
 
 #[test]
@@ -292,14 +316,86 @@ fn nobody_waits_for_a_worker_that_is_added_to_a_busy_model() {
             scope.spawn(move || {
                 for _ in 0..500 {
                     assert!(index.worker("new").is_none(), "its model is busy");
+                    // of a registry that is only read nobody would see that it waits
+                    index.add_worker("elsewhere", "another", Facts::default());
                     thread::yield_now();
                 }
-                answered.0.send(()).expect("somebody waits");
+                let _ = answered.0.send(());
             });
-            answered.1.recv_timeout(Duration::from_secs(60)).expect("the registry is free");
+            answered.1.recv_timeout(Duration::from_secs(10)).expect("the registry is free");
         }));
     });
     assert_eq!(index.workers_of("m").len(), 2);
+}
+
+#[test]
+fn workers_that_make_a_model_at_the_same_time_share_it() {
+    let index = Index::new();
+    let prompt = Prompt { tokens: &[1], model: "m", adapter: None, extra: &[], salted: false };
+    let begin = Barrier::new(2);
+    let rounds = 500;
+    thread::scope(|scope| {
+        for name in ["one", "other"] {
+            let (index, begin, prompt) = (&index, &begin, &prompt);
+            scope.spawn(move || {
+                for _ in 0..rounds {
+                    begin.wait();
+                    index.add_worker(name, "m", Facts::default());
+                    begin.wait();
+                    let found = index.lookup(prompt).len();
+                    begin.wait();
+                    index.remove_worker(name);
+                    assert_eq!(found, 2, "a worker is in another model of that name");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_answer_and_a_mark_make_no_room() {
+    let index = Index::bounded(Bounds { blocks: None, bytes: Some(1) });
+    index.add_worker("w", "m", Facts::default());
+    index.change_named("w", |worker, shared| worker.forget(shared));
+    index.change_named("w", |worker, shared| worker.apply(shared, None, [chain(0)]));
+    let tokens = tokens_of(0);
+    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+    for _ in 0..1_000 {
+        let found = &index.lookup(&prompt)[0].1;
+        let answer = Answer { cached: BLOCKS, credit: found.credit, as_of: found.as_of, until: 1e9 };
+        assert_eq!(index.observe("w", &prompt, &answer), Observation::Steady);
+        index.change_named("w", |worker, _| worker.mark_reannouncing());
+    }
+    assert_eq!(index.describe()[0].1.blocks, BLOCKS, "who brought nothing made room, and requests waited for it");
+    (0..300).for_each(|_| index.change_named("w", |worker, shared| worker.apply(shared, None, [])));
+    assert_eq!(index.describe()[0].1.blocks, 0, "whatever a batch brings, it counts");
+}
+
+#[test]
+fn a_mark_outlives_registrations_at_the_same_time() {
+    const ADD: usize = 4;
+    let index = Index::new();
+    let begin = Barrier::new(ADD);
+    thread::scope(|scope| {
+        for adds in 0..ADD {
+            let (index, begin) = (&index, &begin);
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    if adds == 0 {
+                        index.remove_worker("w");
+                        index.add_worker("w", "m", Facts::default());
+                        index.change_named("w", |worker, _| worker.mark_reannouncing());
+                    }
+                    begin.wait();
+                    (0..100).for_each(|_| index.add_worker("w", "m", Facts::default()));
+                    begin.wait();
+                    let marked = index.describe()[0].1.reannouncing;
+                    begin.wait();
+                    assert!(marked, "the mark is lost");
+                }
+            });
+        }
+    });
 }
 
 #[test]

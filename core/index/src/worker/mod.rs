@@ -308,6 +308,11 @@ impl Worker {
 
     // -- the bound on all workers together
 
+    /// Batches that were applied: nothing else brings blocks, but an image.
+    pub(crate) fn batches(&self) -> u64 {
+        self.counts.get(Counted::Batches)
+    }
+
     /// Distinct blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.store.blocks() as u64
