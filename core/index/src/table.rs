@@ -694,9 +694,22 @@ mod tests {
         ]
     }
 
+    #[derive(Debug, Clone, Copy)]
+    enum Change {
+        Come,
+        Go,
+        /// Every third one or so is taken out, in pieces of so many steps.
+        TakenOut(usize),
+    }
+
     /// Items that come or go one after another: from which on, and how many; in 100ths of the most that there may be.
-    fn runs() -> impl Strategy<Value = Vec<(bool, u32, u32)>> {
-        prop::collection::vec((any::<bool>(), 0..100_u32, 1..60_u32), 1..12)
+    fn runs() -> impl Strategy<Value = Vec<(Change, u32, u32)>> {
+        let change = prop_oneof![
+            2 => Just(Change::Come),
+            2 => Just(Change::Go),
+            1 => (1..20_000_usize).prop_map(Change::TakenOut),
+        ];
+        prop::collection::vec((change, 0..100_u32, 1..60_u32), 1..12)
     }
 
     proptest! {
@@ -707,13 +720,29 @@ mod tests {
             let hash_of = |item: &[u32; 3]| hashing.of(item[0]);
             let mut table: Table<[u32; 3], 9> = Table::default();
             let mut model = BTreeMap::new();
-            for (round, (coming, from, share)) in (0..).zip(runs) {
+            for (round, (change, from, share)) in (0..).zip(runs) {
                 let [from, share] = [from, share].map(|part| hashing.most() * part / 100);
+                if let Change::TakenOut(steps) = change {
+                    let goes = |number: u32| good(number ^ round).is_multiple_of(3);
+                    let mut place = Some(Place::default());
+                    while let Some(from) = place {
+                        let (taken, rest) =
+                            table.take_out(from, &mut Steps::new(steps), |item| goes(item[0]), hash_of);
+                        for item in taken {
+                            prop_assert!(goes(item[0]));
+                            prop_assert_eq!(model.remove(&item[0]), Some(item));
+                        }
+                        table.check(hash_of);
+                        place = rest;
+                    }
+                    prop_assert!(!model.keys().any(|number| goes(*number)));
+                    continue;
+                }
                 for number in (from..from + share).map(|number| number % hashing.most()) {
                     let same = |one: &[u32; 3]| one[0] == number;
                     let found = table.find(hashing.of(number), same).copied();
                     prop_assert_eq!(found, model.get(&number).copied());
-                    if !coming {
+                    if let Change::Go = change {
                         prop_assert_eq!(table.remove(hashing.of(number), same, hash_of), model.remove(&number));
                     } else if found.is_none() {
                         let item = [number, round, number ^ round];

@@ -324,6 +324,7 @@ impl World {
                 let entry = shared.keyed(key, None);
                 let seat = entry.zip(store.member).and_then(|(slot, member)| shared.kind(shared.holders(slot), member));
                 prop_assert_eq!(seat, None);
+                prop_assert!(entry.is_none() || !shared.is_swept() || self.is_held(key), "an entry without holders");
             }
             seats += keys.len();
         }
