@@ -106,6 +106,8 @@ class Snapshots:
         self._clock = clock
         self._round: list[tuple[str, str]] = []
         """Workers that this round has still to come to."""
+        self._later: set[str] = set()
+        """Those that could not be told when it came to them: a stream that is just looked at can be a moment later."""
         self._pause = 0.0
         self._took = 0.0
         """Seconds that the last worker took to be told."""
@@ -175,13 +177,18 @@ class Snapshots:
             self._round = list(self._workers())
             self._random.shuffle(self._round)
             self._pause = self._settings.interval / max(1, len(self._round))
+            self._later.clear()
         self._took = 0.0
         if self._round and self._store.up:
-            await self.write(*self._round.pop())
+            worker, model = self._round.pop()
+            if await self.write(worker, model) == "not_now" and worker not in self._later:
+                self._later.add(worker)
+                self._round.insert(0, (worker, model))
         await asyncio.sleep(max(self._pause, self._took / SHARE))
 
-    async def write(self, worker: str, model: str) -> None:
-        """Tell of a worker, if nobody has done so of late."""
+    async def write(self, worker: str, model: str) -> Result:
+        """Tell of a worker, if nobody has done so of late. Returns what came of it."""
+        result: Result
         size = 0
         try:
             result, size = await self._write(worker, model)
@@ -189,6 +196,7 @@ class Snapshots:
             log.info("the snapshot of %s is not written: %s", worker, unanswered)
             result = "unanswered"
         self._telemetry.snapshot("write", result, size)
+        return result
 
     async def _write(self, worker: str, model: str) -> tuple[Result, int]:
         turn = self._store.key("snapshot-turn", worker)

@@ -259,6 +259,19 @@ async def test_a_round_comes_to_every_worker(valkey: Valkey) -> None:
             assert found == replica.snapshot
 
 
+async def test_who_could_not_be_told_is_asked_once_more_in_the_round(valkey: Valkey) -> None:
+    async with store(valkey.url) as shared:
+        replica = Replica(shared, None, interval=0.1)
+        replica.workers = [("v", "tiny"), ("w", "tiny")]
+        for _ in range(4):
+            await replica.it.step()
+        assert replica.telemetry.seen == {("write", "not_now"): 4}
+        replica.snapshot = of_size(5)
+        for _ in range(2):
+            await replica.it.step()
+        assert replica.telemetry.seen["write", "written"] == 2
+
+
 async def test_a_worker_that_takes_long_to_be_told_makes_the_round_longer(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
