@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final
@@ -50,6 +51,11 @@ def running(ip: str | None, *, ready: bool = True, phase: str = "Running", resta
         {"name": "vllm", "image": "vllm", "imageID": "", "ready": ready, "restartCount": restarts, "state": state}
     ]
     return status
+
+
+def own_address() -> str:
+    """One that no other test's pods have: for tests that look into all namespaces of a server that all tests share."""
+    return ".".join(["10", *(str(random.randint(1, 254)) for _ in range(3))])
 
 
 class Refused(AssertionError):
@@ -127,4 +133,4 @@ class Kube:
         return await self.ask("GET", self._pods(name))
 
 
-__all__ = ["EVENTS", "NAME", "PORT", "Json", "Kube", "Refused", "pod", "running"]
+__all__ = ["EVENTS", "NAME", "PORT", "Json", "Kube", "Refused", "own_address", "pod", "running"]

@@ -12,7 +12,7 @@ from .accounts import GatewayAccount
 from .conftest import Server
 from .fake import FakeApiServer
 from .following import following
-from .pods import Kube, Refused, pod, running
+from .pods import Kube, Refused, own_address, pod, running
 
 
 async def test_the_manifest_is_enough_and_gives_nothing_more(server: Server, kube: Kube, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ async def test_the_manifest_is_enough_and_gives_nothing_more(server: Server, kub
 async def test_all_namespaces_need_the_cluster_role(server: Server, kube: Kube, tmp_path: Path) -> None:
     other = kube.inside(f"{kube.namespace}-b")
     await other.namespaced()
-    await other.create(pod("b"), running("10.0.0.2"))
+    await other.create(pod("b"), running(own_address()))
     account = GatewayAccount(server, kube)
     (tmp_path / "token").write_text(await account.grant())
     async with following(server, kube, tmp_path, namespaces=("*",), listed=False) as followed:

@@ -12,7 +12,7 @@ from tests.faults.client import until
 
 from .conftest import Server
 from .following import following
-from .pods import EVENTS, NAME, Kube, Refused, pod, running
+from .pods import EVENTS, NAME, Kube, Refused, own_address, pod, running
 
 
 async def test_what_is_there_and_what_comes(server: Server, kube: Kube, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ async def test_one_name_in_two_namespaces(server: Server, kube: Kube, tmp_path: 
     third = kube.inside(f"{kube.namespace}-c")
     await other.namespaced()
     await third.namespaced()
-    for each, ip in ((kube, "10.0.0.1"), (other, "10.0.0.2"), (third, "10.0.0.3")):
-        await each.create(pod("a"), running(ip))
+    for each in (kube, other, third):
+        await each.create(pod("a"), running(own_address()))
     async with following(server, kube, tmp_path, namespaces=(kube.namespace, other.namespace)) as followed:
         await followed.has(kube, a=True)
         await followed.has(other, a=True)
