@@ -62,13 +62,18 @@ def rows(heading: str) -> dict[str, Row]:
 
 async def run(after: str, variables: Mapping[str, str], deadline: float = 30.0) -> str:
     """What a block of commands says on standard output; it has to succeed."""
+    return await run_text(block(after), variables, deadline)
+
+
+async def run_text(commands: str, variables: Mapping[str, str], deadline: float = 30.0) -> str:
+    """The same for commands that are no block."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     process = await asyncio.create_subprocess_exec(
         "bash",
         "-euo",
         "pipefail",
         "-c",
-        block(after),
+        commands,
         env={**os.environ, "PATH": path, **variables},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -81,8 +86,8 @@ async def run(after: str, variables: Mapping[str, str], deadline: float = 30.0) 
         process.kill()
         await process.wait()
         raise
-    assert process.returncode == 0, (after, said, complained)
+    assert process.returncode == 0, (commands, said, complained)
     return said.decode()
 
 
-__all__ = ["PAGE", "Row", "block", "exports", "rows", "run", "section"]
+__all__ = ["PAGE", "Row", "block", "exports", "rows", "run", "run_text", "section"]

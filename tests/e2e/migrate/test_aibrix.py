@@ -20,7 +20,7 @@ from tests.faults.simulated import SimulatedEngine
 from tests.faults.traffic import traffic
 from tests.integration.extproc.envoy import cluster, endpoints, envoy, filter_of, manager
 
-from .page import block, exports
+from .page import block, section
 from .plugin import Plugin
 
 OPTIONS: Final = ("--prefill-rate", "40000", "--decode-rate", "100", "--blocks", "2000", "--seed")
@@ -102,8 +102,8 @@ async def test_beside_aibrix_then_in_its_place_then_back(tmp_path: Path) -> None
         async with traffic(url) as clients:
             await clients.more("a", "b")
 
-            # 1. Beside it: with AIBrix's own environment.
-            environ = exports("### 1. Beside AIBrix", {"TOKENIZER": "engines"})
+            # 1. Beside it, with AIBrix's environment.
+            environ = {each["name"]: each["value"] for each in section("### 1. Beside AIBrix")["env"]}
             kvsync = Process(tmp_path, config, environ, command="extproc")
             stack.push_async_callback(kvsync.stop)
             port, admin_port = await kvsync.ports()
