@@ -133,41 +133,44 @@ fn chain(number: u64) -> Event<'static> {
 
 #[test]
 fn the_bound_holds_while_others_match_and_workers_come_and_go() {
-    const MOST: u64 = 10 * BLOCKS;
-    let index = Index::bounded(Bounds { blocks: Some(MOST), ..Bounds::default() });
-    index.add_worker("stays", "m", Facts::default());
-    let tokens: Vec<u32> = (1000..1000 + BLOCKS as u32).chain([0]).collect();
-    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
-    let done = AtomicBool::new(false);
-    let blocks = || index.describe().iter().map(|(_, state)| state.blocks).sum::<u64>();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                assert!(index.lookup(&prompt)[0].1.credit <= BLOCKS);
+    ends(|| {
+        const MOST: u64 = 10 * BLOCKS;
+        let index = Index::bounded(Bounds { blocks: Some(MOST), ..Bounds::default() });
+        index.add_worker("stays", "m", Facts::default());
+        let tokens: Vec<u32> = (1000..1000 + BLOCKS as u32).chain([0]).collect();
+        let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+        let done = AtomicBool::new(false);
+        let blocks = || index.describe().iter().map(|(_, state)| state.blocks).sum::<u64>();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    assert!(index.lookup(&prompt)[0].1.credit <= BLOCKS);
+                }
+            });
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    index.remove_worker("goes");
+                    thread::yield_now();
+                }
+            });
+            let _ends = Ends(&done);
+            for number in 0..500 {
+                index.add_worker("goes", "m", Facts::default());
+                for name in ["stays", "goes"] {
+                    index.change_named(name, |worker, shared| worker.apply(shared, None, [chain(number)]));
+                    assert!(blocks() <= MOST);
+                }
             }
         });
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                index.remove_worker("goes");
-                thread::yield_now();
-            }
-        });
-        let _ends = Ends(&done);
-        for number in 0..500 {
-            index.add_worker("goes", "m", Facts::default());
-            for name in ["stays", "goes"] {
-                index.change_named(name, |worker, shared| worker.apply(shared, None, [chain(number)]));
-                assert!(blocks() <= MOST);
-            }
-        }
+        index.remove_worker("stays");
+        index.remove_worker("goes");
+        assert_eq!(blocks(), 0);
+        // what was removed counts no more: there is room for as much again
+        index.add_worker("new", "m", Facts::default());
+        (0..10)
+            .for_each(|number| index.change_named("new", |worker, shared| worker.apply(shared, None, [chain(number)])));
+        assert_eq!(blocks(), MOST);
     });
-    index.remove_worker("stays");
-    index.remove_worker("goes");
-    assert_eq!(blocks(), 0);
-    // what was removed counts no more: there is room for as much again
-    index.add_worker("new", "m", Facts::default());
-    (0..10).for_each(|number| index.change_named("new", |worker, shared| worker.apply(shared, None, [chain(number)])));
-    assert_eq!(blocks(), MOST);
 }
 
 const CHAINS: u64 = 1_200;
@@ -349,21 +352,23 @@ fn workers_that_make_a_model_at_the_same_time_share_it() {
 
 #[test]
 fn an_answer_and_a_mark_make_no_room() {
-    let index = Index::bounded(Bounds { blocks: None, bytes: Some(1) });
-    index.add_worker("w", "m", Facts::default());
-    index.change_named("w", |worker, shared| worker.forget(shared));
-    index.change_named("w", |worker, shared| worker.apply(shared, None, [chain(0)]));
-    let tokens = tokens_of(0);
-    let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
-    for _ in 0..1_000 {
-        let found = &index.lookup(&prompt)[0].1;
-        let answer = Answer { cached: BLOCKS, credit: found.credit, as_of: found.as_of, until: 1e9 };
-        assert_eq!(index.observe("w", &prompt, &answer), Observation::Steady);
-        index.change_named("w", |worker, _| worker.mark_reannouncing());
-    }
-    assert_eq!(index.describe()[0].1.blocks, BLOCKS, "who brought nothing made room, and requests waited for it");
-    (0..300).for_each(|_| index.change_named("w", |worker, shared| worker.apply(shared, None, [])));
-    assert_eq!(index.describe()[0].1.blocks, 0, "whatever a batch brings, it counts");
+    ends(|| {
+        let index = Index::bounded(Bounds { blocks: None, bytes: Some(1) });
+        index.add_worker("w", "m", Facts::default());
+        index.change_named("w", |worker, shared| worker.forget(shared));
+        index.change_named("w", |worker, shared| worker.apply(shared, None, [chain(0)]));
+        let tokens = tokens_of(0);
+        let prompt = Prompt { tokens: &tokens, model: "m", adapter: None, extra: &[], salted: false };
+        for _ in 0..1_000 {
+            let found = &index.lookup(&prompt)[0].1;
+            let answer = Answer { cached: BLOCKS, credit: found.credit, as_of: found.as_of, until: 1e9 };
+            assert_eq!(index.observe("w", &prompt, &answer), Observation::Steady);
+            index.change_named("w", |worker, _| worker.mark_reannouncing());
+        }
+        assert_eq!(index.describe()[0].1.blocks, BLOCKS, "who brought nothing made room, and requests waited for it");
+        (0..300).for_each(|_| index.change_named("w", |worker, shared| worker.apply(shared, None, [])));
+        assert_eq!(index.describe()[0].1.blocks, 0, "whatever a batch brings, it counts");
+    });
 }
 
 #[test]
