@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvsync.app import App
+from tests.faults.client import until
 from tests.faults.http import SSE_HEAD, FakeEngine, Talk, chunk, reply
 from tests.faults.process import Process
 from tests.integration.extproc.envoy import cluster, envoy, filter_of, manager
@@ -239,6 +240,46 @@ async def test_restarted(tmp_path: Path) -> None:
     finally:
         for app in apps:
             app.hurry()
+            await app.stop()
+        await engine.stop()
+
+
+async def test_one_of_several_that_died_is_not_asked_again(tmp_path: Path) -> None:
+    """Health checks would find it later: one connection that failed is enough. One of three is asked alone: by default
+    Envoy asks all of them where fewer than half are healthy."""
+
+    def patient(config: dict[str, Any]) -> None:
+        (check,) = cluster(config, "kvsync")["health_checks"]
+        check |= {"interval": "600s", "no_traffic_interval": "600s"}
+
+    engine = FakeEngine("engine", good)
+    await engine.start()
+    apps = [App(settings([{"name": "e", "url": f"http://127.0.0.1:{engine.port}"}])) for _ in range(3)]
+    for app in apps:
+        await app.start()
+    try:
+        async with envoy(tmp_path, *(a.extproc.port for a in apps if a.extproc), changes=patient) as made:
+            await made.healthy(processors=3)
+
+            async def ask() -> int:
+                client = await Client.open(made.port)
+                answer = await client.ask()
+                client.close()
+                return answer.status
+
+            for left in (2, 1):
+                extproc = apps[left].extproc
+                assert extproc is not None
+                await extproc.stop()
+
+                async def out(left: int = left) -> bool:
+                    assert await ask() in (200, 503)
+                    return await made.figure("cluster.kvsync.membership_healthy") == left
+
+                await until(out, "it is not asked any more")
+                assert {await ask() for _ in range(20)} == {200}
+    finally:
+        for app in apps:
             await app.stop()
         await engine.stop()
 
