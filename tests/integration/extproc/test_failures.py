@@ -245,7 +245,7 @@ async def test_restarted(tmp_path: Path) -> None:
 
 
 async def test_one_of_several_that_died_is_not_asked_again(tmp_path: Path) -> None:
-    """Health checks would find it later: one connection that failed is enough. One of three is asked alone: by default
+    """(M2) One connection that failed is enough, health checks find it later. One of three is asked alone: by default
     Envoy asks all of them where fewer than half are healthy."""
 
     def patient(config: dict[str, Any]) -> None:
