@@ -38,7 +38,6 @@ async def herding(stage: Stage) -> None:
             ]
             assert set(credits) == {CREDIT}, "it would not send what it is asked first to where it is cached"
         await asked.more(*ENGINES)
-        assert asked.sent_again == 0, "a kept connection was closed without a word"
     await stage.held(0, shared=True)
     together = await waves(stage, shared=True)
     print(f"overshoot per wave of {len(ENGINES)} requests: alone {alone}, together {together}")
