@@ -23,12 +23,13 @@ WAVES = 6
 async def herding(stage: Stage) -> None:
     """Without sharing replicas pile up. Sharing is switched on by a rolling restart, under traffic of which nothing is
     lost; then nothing piles up any more."""
-    alone = await waves(stage, shared=False)
+    alone = await waves(stage)
     prompts = [tokens(100) for _ in range(8)]
     homes = [(await stage.ask(prompt)).engine for prompt in prompts]
     async with traffic(stage.front.url) as asked:
         await asked.more(*ENGINES)
         await stage.snapshots()
+        stage.shared = True
         for replica in stage.replicas:
             await leave(stage, replica, asked)
             await come(stage, replica)
@@ -38,14 +39,14 @@ async def herding(stage: Stage) -> None:
             ]
             assert set(credits) == {CREDIT}, "it would not send what it is asked first to where it is cached"
         await asked.more(*ENGINES)
-    await stage.held(0, shared=True)
-    together = await waves(stage, shared=True)
+    await stage.held(0)
+    together = await waves(stage)
     print(f"overshoot per wave of {len(ENGINES)} requests: alone {alone}, together {together}")
     assert sum(alone) > 0
     assert set(together) == {0}
 
 
-async def waves(stage: Stage, *, shared: bool) -> Sequence[int]:
+async def waves(stage: Stage) -> Sequence[int]:
     """Of each wave, how many requests the busiest engine had above its share: there come as many requests as engines
     are, one after the other, each when those before it were heard of, and none ends before the last one came."""
     overshoots = []
@@ -54,11 +55,11 @@ async def waves(stage: Stage, *, shared: bool) -> Sequence[int]:
         asked: list[asyncio.Task[Answer]] = []
         for _ in ENGINES:
             asked.append(asyncio.create_task(stage.ask(tokens(100))))
-            found = await stage.held(len(asked), shared=shared)
+            found = await stage.held(len(asked))
         overshoots.append(max(found.values()) - 1)
         stage.thaw()
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
-        await stage.held(0, shared=shared)
+        await stage.held(0)
     return overshoots
 
 
@@ -72,9 +73,9 @@ async def leave(stage: Stage, replica: Replica, asked: Traffic) -> None:
     assert "Traceback" not in replica.process.log
 
 
-async def come(stage: Stage, replica: Replica) -> None:
-    """Its next life, warm by what others told."""
-    await replica.start(stage.config(shared=True))
+async def come(stage: Stage, replica: Replica, *, warm: bool = True) -> None:
+    """Its next life, ``warm`` by what others told."""
+    await replica.start(stage.config())
 
     async def look() -> dict[str, int] | None:
         status, page = await replica.door.admin.get("/readyz")
@@ -82,13 +83,19 @@ async def come(stage: Stage, replica: Replica) -> None:
         return start if status == 200 else None
 
     start = await until(look, "ready", START)
-    assert (start["warm"], start["cold"], start["behind"]) == (len(ENGINES), 0, 0), replica.process.log
+    if warm:
+        assert (start["warm"], start["cold"], start["behind"]) == (len(ENGINES), 0, 0), replica.process.log
     await stage.front.uses(*stage.replicas)
 
 
 async def death(stage: Stage) -> None:
     """One replica is killed with requests under way. What it had sent stops counting, the others send known prefixes
     where they are, and its next life is warm."""
+    if not stage.shared:  # this test alone was chosen
+        stage.shared = True
+        for replica in stage.replicas:
+            replica.process.kill()
+            await come(stage, replica, warm=False)
     prompts = [tokens(100) for _ in range(60)]
     homes = [(await stage.ask(prompt)).engine for prompt in prompts]
     assert set(homes) == set(ENGINES)
@@ -97,7 +104,7 @@ async def death(stage: Stage) -> None:
 
     stage.freeze()
     asked = [asyncio.create_task(stage.ask(tokens(100))) for _ in range(2 * len(stage.replicas))]
-    await stage.held(len(asked), shared=True)
+    await stage.held(len(asked))
     dead, *others = stage.replicas
     lost = (await dead.running()).total()
     assert 0 < lost < len(asked)
@@ -120,4 +127,4 @@ async def death(stage: Stage) -> None:
     assert sum(answer.cached == CREDIT for answer in found) >= same
     await come(stage, dead)
     assert {(await stage.ask(prompt)).cached for prompt in prompts} == {CREDIT}
-    await stage.held(0, shared=True)
+    await stage.held(0)

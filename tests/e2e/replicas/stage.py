@@ -140,12 +140,14 @@ class Stage:
         self.front: Front
         self.client: Client
         """To the front."""
+        self.shared = False
+        """Whether the replicas tell each other their load."""
 
-    def config(self, *, shared: bool) -> dict[str, object]:
-        """Of each replica. ``shared``: whether they tell each other their load."""
+    def config(self) -> dict[str, object]:
+        """Of each replica's next life."""
         limits: Mapping[str, Any] = {
             "timeout": 10,
-            "load": {"enabled": shared, "interval": 0.02, "lifetime": LIFETIME},
+            "load": {"enabled": self.shared, "interval": 0.02, "lifetime": LIFETIME},
             "snapshots": {"interval": 0.2, "patience": 20},
         }
         return {
@@ -170,7 +172,7 @@ class Stage:
         for listed in self.engines:
             listed.engine.ranks[0].thaw()
 
-    async def held(self, count: int, *, shared: bool) -> Counter[str]:
+    async def held(self, count: int) -> Counter[str]:
         """Return once the replicas have so many requests at engines, and, where they share, each knows of all; says at
         which."""
         found: Counter[str] = Counter()
@@ -181,7 +183,7 @@ class Stage:
                 found.update(running)
             if found.total() != count:
                 return False
-            return not shared or await self._count(count, self.replicas)
+            return not self.shared or await self._count(count, self.replicas)
 
         await until(look, f"{count} requests at the engines")
         return found
@@ -253,7 +255,7 @@ async def stage(folder: Path, kind: str) -> AsyncIterator[Stage]:
         replicas = [Replica(folder / f"replica-{n}", session, command) for n in range(REPLICAS)]
         made = Stage(engines, valkey, replicas)
         try:
-            await asyncio.gather(*(replica.start(made.config(shared=False)) for replica in replicas))
+            await asyncio.gather(*(replica.start(made.config()) for replica in replicas))
             made.front = await stack.enter_async_context(behind(folder, replicas))
             made.client = Client(session, made.front.url)
             await asyncio.gather(*(replica.door.live() for replica in replicas))
