@@ -114,7 +114,7 @@ class Kvsync(Gateway):
         if tokenizer is not None:
             model["tokenizer"] = str(tokenizer)
         config: dict[str, Any] = {
-            "gateway": {"host": "127.0.0.1", "port": port},
+            "gateway": {"host": "127.0.0.1", "port": port, "drain_delay": 0},  # no balancer is to notice its end
             "admin": {"port": self.admin},
             "models": [model],
             "telemetry": {"log_level": "warning"},
