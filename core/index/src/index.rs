@@ -38,9 +38,13 @@ const STEPS_OF_SWEEPING: usize = 4_096;
 /// Steps of sweeping after each batch, beside those for what the batch brought.
 const STEPS_PER_BATCH: usize = 512;
 
-/// How many blocks may come until bytes are counted again. A batch counts for some, whatever it brings.
+/// How many blocks may come until bytes are counted again; fewer under a small bound, so that they don't take all that
+/// is left below it. A batch counts for some, whatever it brings.
 const COUNT_AFTER: u64 = 16_384;
+const COUNT_AFTER_LEAST: u64 = 1_024;
 const BATCH_COUNTS_FOR: u64 = 64;
+/// Bytes are near their bound when less than this part of it is left.
+const NEAR: u64 = 16;
 
 /// What all workers together may take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -226,6 +230,8 @@ pub struct Index {
     blocks: AtomicU64,
     /// Blocks that came since bytes were counted.
     uncounted: AtomicU64,
+    /// The most blocks that were there while bytes were near their bound.
+    full: AtomicU64,
     making_room: Mutex<()>,
 }
 
@@ -344,10 +350,31 @@ impl Index {
         }
         if let Some(most) = self.bounds.bytes {
             let more = more + BATCH_COUNTS_FOR;
-            if self.uncounted.fetch_add(more, Ordering::Relaxed) + more > COUNT_AFTER {
+            if self.uncounted.fetch_add(more, Ordering::Relaxed) + more
+                > (most >> 12).clamp(COUNT_AFTER_LEAST, COUNT_AFTER)
+            {
                 self.uncounted.store(0, Ordering::Relaxed);
-                let is_too_much = || blocks() > 0 && self.bytes_of(Worker::block_bytes) > most;
-                self.make_room_while(|| is_too_much().then(|| blocks() - blocks().div_ceil(8)));
+                self.keep_bytes(most);
+            }
+        }
+    }
+
+    /// Keep the bound on bytes. Of what is dropped hardly any memory comes back at once (a page does when all in it is
+    /// gone), but it serves for what comes next. So room is made a little below the bound, each time that about as many
+    /// blocks are there again; fewer, the nearer the bound is. Where memory grows beyond it all the same, by blocks of
+    /// another kind, there is no other way than to drop until enough of it has come back.
+    fn keep_bytes(&self, most: u64) {
+        let blocks = || self.blocks.load(Ordering::Relaxed);
+        let bytes = || self.bytes_of(Worker::block_bytes);
+        let less = || blocks() - blocks().div_ceil(8);
+        let (now, taken) = (blocks(), bytes());
+        if taken > most {
+            self.make_room_while(|| (blocks() > 0 && bytes() > most).then(less));
+        } else if taken > most - most / NEAR && now > 0 {
+            let full = self.full.fetch_max(now, Ordering::Relaxed).max(now);
+            let left = (most - taken) as f64 * NEAR as f64 / most as f64;
+            if now as f64 >= full as f64 * left {
+                self.make_room_while(|| (blocks() >= now).then(less));
             }
         }
     }

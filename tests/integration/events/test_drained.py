@@ -111,6 +111,7 @@ async def test_an_observer_sees_every_batch_from_the_first_one_published_afterwa
         for n in range(first, first + 5):
             publisher.publish(n)
         await fleet.holds(range(first + 5))
+        await fleet.until(lambda: len(seen) >= 5)  # observers hear of a batch after the sink
         end()
         assert seen == list(range(first, first + 5))
         seen.clear()
