@@ -58,7 +58,7 @@ def check(file: Path | None) -> None:
 
 def _doubts(settings: Settings) -> Iterator[str]:
     """What `kvsync serve` would start with and not do."""
-    if not settings.models:
+    if not settings.models and not settings.kubernetes.enabled:
         yield "no model is configured: every request will be refused"
     urls = [engine.url for model in settings.models for engine in model.engines]
     urls.append(settings.tokenizer.remote.endpoint or "")

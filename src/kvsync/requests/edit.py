@@ -22,7 +22,9 @@ import msgspec
 
 _CLOSING: Final = ord("}")
 _SPACE: Final = rb"[ \t\n\r]*+"
-_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
+# A group is repeated inside an atomic one, never possessively: up to Python 3.11.4 a possessive repeat of a group may
+# keep what the last, failing turn of it consumed, and a salt of the client's was passed on (CPython issue 106052).
+_STRING: Final = rb'"(?>(?:[^"\\]++|\\.)*)"'
 _SCALAR: Final = rb'[^",:\[\]{} \t\n\r]++'
 _LEVELS: Final = 4
 """Nesting that one regular expression steps over. What is nested deeper is stepped through bracket by bracket."""
@@ -31,7 +33,7 @@ _LEVELS: Final = 4
 def _run(levels: int) -> bytes:
     """Whatever stands inside a container, as far as it has no more than ``levels`` further levels of them."""
     inner = rb"|[\[{]" + _run(levels - 1) + rb"[\]}]" if levels else b""
-    return rb'(?:[^"\[\]{}]++|' + _STRING + inner + rb")*+"
+    return rb'(?>(?:[^"\[\]{}]++|' + _STRING + inner + rb")*)"
 
 
 _NAME: Final = rb"%b(%b)%b:%b" % (_SPACE, _STRING, _SPACE, _SPACE)

@@ -28,7 +28,7 @@ MAX_EVENT: Final = 64 << 10
 
 _OPTIONS: Final = "stream_options"
 _event_end = re.compile(rb"\n\r?\n").search
-_lead = re.compile(rb"(?:(?::[^\r\n]*+)?\r?\n)*+").match
+_lead = re.compile(rb"(?>(?:(?::[^\r\n]*+)?\r?\n)*)").match
 """Blank lines and comments, which keep connections alive and wait for nothing."""
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvsync
 from kvsync.requests.edit import edit_object, field_text
 
 SALT = {"cache_salt": b'"new"'}
@@ -190,3 +193,15 @@ def test_a_hostile_text_costs_no_recursion_and_linear_time(text: bytes) -> None:
     edited = edit_object(text, SALT)
     assert time.process_time() - began < 10
     assert edited.count(b'"new"') == max(1, text.count(b"cache_salt"))
+
+
+def test_no_group_is_repeated_possessively() -> None:
+    """Up to Python 3.11.4 such repeats may keep what they should not (CPython issue 106052)."""
+    package = Path(kvsync.__file__).parent
+    found = [
+        f"{file.relative_to(package)}:{number}"
+        for file in package.rglob("*.py")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\)[*+?]\+(?!,)", line)
+    ]
+    assert not found, "repeat the group inside an atomic one: (?>(?:…)*)"
