@@ -94,7 +94,13 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
             log.info("stopping: /readyz says no, requests are still taken for %g s", delay)
         await app.leave()
         limit = settings.gateway.drain_timeout
-        log.info("stopping: no more requests are taken, open answers may run for up to %g s", limit)
+        if settings.extproc.enabled:
+            still = settings.extproc.drain_delay
+            log.info(
+                "stopping: Envoy's questions are still taken for %g s, open answers may run for %g s more", still, limit
+            )
+        else:
+            log.info("stopping: no more requests are taken, open answers may run for up to %g s", limit)
     finally:
         await app.stop()
     log.info("stopped")
