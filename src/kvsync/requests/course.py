@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -42,7 +43,7 @@ _BUDGETED: Final[frozenset[Outcome]] = frozenset({"reset", "send_timeout"})
 work, however many requests do it; ``retries`` bounds that."""
 
 
-class Course:
+class Course(ABC):
     """One request, from its last byte to the end of its answer.
 
     A small machine of callbacks rather than a coroutine: with token ids at hand, it comes to its choice without a task
@@ -318,17 +319,17 @@ class Course:
 
     # ---- who carries it
 
+    @abstractmethod
     def _carry(self) -> None:
         """``_decision`` says where ``_raw`` goes, and ``_wishes`` with what fields."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _turn_down(self, problem: Problem) -> None:
         """The answer is this problem."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _expect_usage(self) -> None:
         """The answer will hold usage that the client did not ask for."""
-        raise NotImplementedError
 
 
 def _untokenized() -> TokenizedRequest:
