@@ -75,7 +75,8 @@ async def part(name: str, work: str) -> AsyncIterator[Part]:
 
 
 async def drained(gateway: Watched, engines: Sequence[Engine]) -> dict[str, dict[str, Any]]:
-    """The workers' rows once everything published so far is in the index."""
+    """The workers' rows once everything published so far is in the index, and metrics tell how each worker is known (a
+    look once a second does it)."""
 
     async def look() -> dict[str, dict[str, Any]] | None:
         rows = await gateway.gateway.workers()
@@ -84,7 +85,9 @@ async def drained(gateway: Watched, engines: Sequence[Engine]) -> dict[str, dict
             current = row["state"] in ("live", "silent") and row["trust"] == "exact"
             if not current or row["last_sequence"] != engine.publisher.published - 1:
                 return None
-        return rows
+        _, page = await gateway.gateway.admin.get("/metrics")
+        told = all(f'kvsync_worker_mode{{mode="exact",worker="{engine.name}"}}'.encode() in page for engine in engines)
+        return rows if told else None
 
     return await until(look, "the streams drained", PATIENCE)
 

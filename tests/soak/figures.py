@@ -28,6 +28,8 @@ class Sample:
     sockets: int
     series: int
     """Lines of ``/metrics``."""
+    added: tuple[str, ...] = ()
+    """Those among them that the look before did not have."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class Part:
             most = max(getattr(sample, name) for sample in self.samples[1:])
             if most - first[name] > max(grain, TOLERANCE * first[name]):
                 found.append(f"{self.name}: {name} grew from {first[name]:,} to {most:,}")
+                if name == "series":
+                    found[-1] += ": " + ", ".join(line for sample in self.samples[1:] for line in sample.added)
         return found
 
     def verdict(self) -> list[str]:
@@ -65,7 +69,10 @@ class Part:
         return [f"{self.name}: {fault}" for fault in self.faults] + self.grown()
 
     def document(self) -> dict[str, Any]:
-        return {**asdict(self), "wrong": self.verdict()}
+        document = {**asdict(self), "wrong": self.verdict()}
+        for sample in document["samples"]:
+            del sample["added"]
+        return document
 
 
 def table(parts: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,10 +46,17 @@ def test_what_grows_is_not_flat() -> None:
     part = Part("p", "w", samples=[SAMPLE, SAMPLE])
     assert part.verdict() == []
     for name, grown in (("rss", 106 << 20), ("threads", 12), ("files", 64), ("sockets", 43), ("series", 421)):
-        last = replace(SAMPLE, **{name: grown})
+        more: dict[str, Any] = {name: grown}
+        last = replace(SAMPLE, **more)
         assert len(Part("p", "w", samples=[SAMPLE, last]).verdict()) == 1, name
         # Also when it is given back in the end.
         assert len(Part("p", "w", samples=[SAMPLE, last, SAMPLE]).verdict()) == 1, name
+
+
+def test_series_that_are_new_are_named() -> None:
+    last = replace(SAMPLE, series=421, added=('a{b="c"}', "d"))
+    assert Part("p", "w", samples=[SAMPLE, last]).verdict() == ['p: series grew from 400 to 421: a{b="c"}, d']
+    assert "added" not in Part("p", "w", samples=[SAMPLE, last]).document()["samples"][1]
 
 
 def test_what_shrinks_or_trembles_is_flat() -> None:

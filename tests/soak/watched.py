@@ -26,6 +26,7 @@ class Watched:
         self.gateway = gateway
         self._file = file
         self._seen = 0
+        self._series: frozenset[str] = frozenset()
 
     async def look(self) -> dict[str, int]:
         """What the process says of itself (``served.py``)."""
@@ -47,9 +48,12 @@ class Watched:
             looks.append(await self.look())
             await asyncio.sleep(0.1)
         _, page = await self.gateway.admin.get("/metrics")
-        series = sum(not line.startswith(b"#") for line in page.splitlines())
+        lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
+        names = frozenset(line.rpartition(" ")[0] for line in lines)
+        added = tuple(sorted(names - self._series)) if self._series else ()
+        self._series = names
         least = {name: min(look[name] for look in looks) for name in ("rss", "threads", "files", "sockets")}
-        return Sample(done=done, series=series, **least)
+        return Sample(done=done, series=len(lines), added=added, **least)
 
 
 @asynccontextmanager

@@ -114,7 +114,11 @@ class Adapters:
             await asyncio.Event().wait()
         async with (
             aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), headers={"Accept-Encoding": "identity"}, auto_decompress=False
+                # Half a minute lies between two questions: longer than most servers keep a connection.
+                connector=aiohttp.TCPConnector(force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,
             ) as session,
             asyncio.TaskGroup() as tasks,
         ):

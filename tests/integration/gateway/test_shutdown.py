@@ -221,6 +221,7 @@ async def test_a_process_says_that_it_is_not_ready_while_it_drains_and_ends_at_t
     await engine.start()
     config = {
         "gateway": {"drain_timeout": 60},
+        "discovery": {"adapters": False},  # the engine sees the client's request only
         "models": [{"name": "m", "engines": [{"name": "e", "url": f"http://127.0.0.1:{engine.port}"}]}],
     }
     async with running(tmp_path, config) as gateway:
