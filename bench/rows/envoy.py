@@ -187,10 +187,10 @@ ROWS: Final = (
         f"{_HOW} {CONNECTIONS} connections, answers of 450 bytes at once; then one connection, its requests one after "
         "the other.",
         (
-            Target("Envoy, JSON: requests", "requests", "requests/s", "higher"),
-            Target("Envoy, JSON: CPU per request", "cpu", "µs", factor=1e6),
+            Target("Envoy, JSON: requests", "requests", "requests/s", "higher", peers=(ENVOY,)),
+            Target("Envoy, JSON: CPU per request", "cpu", "µs", factor=1e6, peers=(ENVOY,)),
             Target("Envoy, JSON: of that, Envoy's", "envoy", "µs", factor=1e6, aside=True),
-            Target("Envoy, one connection: time to the answer, p50", "one p50", "ms", factor=1e3),
+            Target("Envoy, one connection: time to the answer, p50", "one p50", "ms", factor=1e3, peers=(ENVOY,)),
         ),
         open_json,
         repeats=3,
@@ -204,8 +204,14 @@ ROWS: Final = (
             target
             for count in STREAMS
             for target in (
-                Target(f"Envoy, CPU per answer, {count} streams", f"cpu {count}", "ms", factor=1e3),
-                Target(f"Envoy, time to the first token, p99, {count} streams", f"p99 {count}", "ms", factor=1e3),
+                Target(f"Envoy, CPU per answer, {count} streams", f"cpu {count}", "ms", factor=1e3, peers=(ENVOY,)),
+                Target(
+                    f"Envoy, time to the first token, p99, {count} streams",
+                    f"p99 {count}",
+                    "ms",
+                    factor=1e3,
+                    peers=(ENVOY,),
+                ),
             )
         ),
         open_streams,
