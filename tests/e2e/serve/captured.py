@@ -16,6 +16,8 @@ from tests.contract.captures import MODEL, payload, records
 
 ONE_PROCESS: Final = ("v0.32_basic", "v0.32_evict", "v0.32_lora", "v0.32_reset")
 """Captures of one server process, in their order."""
+HIDE_SALTS: Final = ("0.9.2", "0.11.2")
+"""Versions whose events do not tell that a block was stored under a salt."""
 _INHERENT: Final = frozenset(
     {("v0.32_basic", 25), ("v0.32_evict", 10), ("v0.32_evict", 12), ("v0.32_reset", 3)},
 )

@@ -25,7 +25,7 @@ from tests.faults.process import running
 from tests.faults.words import tokens
 from tests.wire import ARRAY_LENGTHS, as_array, batch, stored
 
-from .captured import Ask, Batch, Dialect, dialects, question
+from .captured import HIDE_SALTS, Ask, Batch, Dialect, dialects, question
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,7 +33,6 @@ DIALECTS = {dialect.version: dialect for dialect in dialects()}
 OTHER = tokens(100)
 """The prompt that engine ``b`` holds."""
 OTHER_HELD = 96
-HIDE_SALTS = ("0.9.2", "0.11.2")
 _ROUND_ROBIN = {"routing-strategy": "round-robin"}
 
 
