@@ -16,7 +16,7 @@ from tests.faults.client import until
 from tests.faults.http import SSE_HEAD, FakeEngine, Talk, chunk, reply
 from tests.faults.process import Process
 from tests.integration.extproc.envoy import cluster, envoy, filter_of, manager
-from tests.integration.extproc.harness import good, post, settings, street
+from tests.integration.extproc.harness import good, note, post, settings, street
 from tests.integration.gateway.harness import BODY, Client, eventually
 
 
@@ -350,3 +350,26 @@ async def test_no_client_chooses_its_target(tmp_path: Path, name: str, alive: bo
         assert forbidden.connections == 0
         assert all(not request.get(b"target_pod") for request in made.engines[0].requests)
     await forbidden.stop()
+
+
+async def test_no_client_has_its_request_sent_again_or_sets_time_limits(tmp_path: Path) -> None:
+    """(R7) Whom Envoy holds for internal could: one request was eight for a failing engine, and three with a limit of
+    some milliseconds opened the breaker of a healthy one."""
+
+    def internal(config: dict[str, Any]) -> None:
+        manager(config)["internal_address_config"] = {}  # loopback is
+
+    async def thinking(engine: FakeEngine, talk: Talk) -> None:
+        while (request := await talk.request()) is not None:
+            note(engine, request)
+            await asyncio.sleep(0.05)  # longer than the limits below
+            await talk.send(reply(b"broken", b"500 Internal Server Error"))
+
+    again = [b"x-envoy-retry-on: 5xx,reset", b"x-envoy-max-retries: 7"]
+    async with street(tmp_path, thinking, changes=internal) as made:
+        for limit in (b"x-envoy-upstream-rq-timeout-ms: 1", b"x-envoy-upstream-rq-per-try-timeout-ms: 1"):
+            answer = await made.ask(BODY, b"/v1/completions", limit, *again)
+            assert (answer.status, answer.body) == (500, b"broken")
+        tries = {"worker": "engine-0", "outcome": "engine_error"}
+        await eventually(lambda: made.figure("kvsync_worker_tries_total", **tries) == 2)
+        assert len(made.engines[0].requests) == 2
