@@ -4,14 +4,14 @@ Importing this module imports redis-py, which is an extra (``kvsync[redis]``).
 
 What must always hold: nothing in here holds up the event loop. Contexts and passwords are handed in, made elsewhere;
 replies are read by the parser in Python, since hiredis makes a list of the length that a reply declares, whatever comes
-of it (2³¹: seven seconds).
+of it (2³¹: seven seconds). And no reply is read that is longer than ``LONGEST_REPLY``, whatever stands in a key.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster
@@ -20,11 +20,44 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import InvalidResponse
 
 from kvsync.config.addresses import redis_address
 from kvsync.config.redis import RedisSettings
 
 Client: TypeAlias = Redis | RedisCluster
+
+LONGEST_REPLY: Final = 8 << 20
+"""Bytes. The longest that is wanted is the hash of loads: a quarter of a megabyte for 16 replicas of 1,000 workers."""
+ITEM: Final = 256
+"""Bytes that each part of a reply counts for, beside its own: what it costs to be read."""
+
+
+class TooLarge(InvalidResponse):
+    """A reply that is longer than any that is wanted. Its connection is closed."""
+
+
+class Parser(_AsyncRESP2Parser):
+    """That of redis-py, with an end."""
+
+    _left = LONGEST_REPLY
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        self._left = LONGEST_REPLY
+        return await super().read_response(disable_decoding)
+
+    async def _read(self, length: int) -> bytes:
+        self._spend(length)
+        return await super()._read(length)
+
+    async def _readline(self) -> bytes:
+        self._spend(ITEM)
+        return await super()._readline()
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise TooLarge(f"a reply of more than {LONGEST_REPLY} bytes")
 
 
 class Credentials(CredentialProvider):
@@ -79,7 +112,7 @@ def connect(settings: RedisSettings, credentials: Credentials, context: Callable
         "driver_info": None,
         "protocol": 2,
     }
-    parser: dict[str, Any] = {"parser_class": _AsyncRESP2Parser}
+    parser: dict[str, Any] = {"parser_class": Parser}
     secured: dict[str, Any] = {"context": context, "server_name": settings.tls.server_name} if address.tls else {}
     with_secrets = {**common, "credential_provider": credentials if credentials.given else None}
     once = Retry(NoBackoff(), 0)
@@ -124,4 +157,4 @@ async def close(client: Client) -> None:
             await sentinel.aclose()
 
 
-__all__ = ["Client", "Credentials", "close", "connect"]
+__all__ = ["LONGEST_REPLY", "Client", "Credentials", "TooLarge", "close", "connect"]

@@ -30,7 +30,7 @@ from kvsync.breaker import Breaker
 from kvsync.config.credentials import client_context, password
 from kvsync.config.live import Live
 from kvsync.config.redis import RedisSettings
-from kvsync.store.replies import DEAD, Unanswered, reason_of
+from kvsync.store.replies import DEAD, Unanswered, fits, reason_of
 from kvsync.telemetry.logs import Throttle
 
 if TYPE_CHECKING:
@@ -259,9 +259,11 @@ class Store:
                 replies = await _exchange(client, commands)
         except Exception as error:
             raise self._failed(error) from error
-        for reply in replies:
+        for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, BaseException):
                 raise self._failed(reply) from reply
+            if not fits(command[0], reply):
+                raise self._failed(ValueError(f"{command[0]!s} was answered with {type(reply).__name__}"))
         return replies
 
     def _failed(self, error: BaseException) -> Unanswered:
@@ -295,7 +297,9 @@ class Store:
             except Exception as error:
                 unanswered = self._failed(error)
                 result = unanswered.reason
-                if result not in DEAD:  # an answer all the same
+                if result == "too_large":  # to a PING
+                    self._tell("down", str(unanswered))
+                elif result not in DEAD:  # an answer all the same
                     self._tell("up")
             else:
                 self._tell("up")

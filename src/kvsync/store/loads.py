@@ -11,7 +11,8 @@ What must always hold:
 - A replica counts while its counter moves: seen from here, within ``redis.load.lifetime`` of this process's own clock.
   No two clocks are compared. What has never been seen to move counts nothing, so that those who died before this one
   started are not in its sums.
-- What can't be read counts nothing, and is counted.
+- What can't be read counts nothing, and is counted. A hash that is none, or holds more than can be read so often, is
+  removed: all that belongs in it is told anew in a moment.
 - Nothing waits for it: a choice reads columns that are kept up to date beside it, and without Redis what was told runs
   out by itself.
 """
@@ -23,8 +24,9 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import xxhash
@@ -176,15 +178,24 @@ class SharedLoads:
         self._counter += 1
         life = str(int(1000 * GONE_AFTER * self._settings.lifetime))
         await self._ask("load_tell", ("HSET", self._key, self._me, self._news()), ("PEXPIRE", self._key, life))
-        replies = await self._ask("load_read", ("HGETALL", self._key))
-        if replies is not None:
-            fields = replies[0]
-            begun = time.perf_counter()
-            self._hear(fields if isinstance(fields, dict) else {})
-            self.add_up()
-            self._took = time.perf_counter() - begun
-            if gone := self._gone():
-                await self._ask("load_tell", ("HDEL", self._key, *gone))
+        try:
+            (fields,) = await self._store.ask("load_read", ("HGETALL", self._key), budget=self._store.settings.timeout)
+        except Unanswered as unanswered:  # the store has counted it
+            if unanswered.reason in ("too_large", "error"):
+                await self._begin_anew()
+            return
+        begun = time.perf_counter()
+        self._hear(fields)
+        self.add_up()
+        self._took = time.perf_counter() - begun
+        if len(fields) > MOST_REPLICAS + 1:
+            await self._begin_anew()
+        elif gone := self._gone():
+            await self._ask("load_tell", ("HDEL", self._key, *gone))
+
+    async def _begin_anew(self) -> None:
+        """What stands there is none of ours, or too much of it to be read so often. Whoever is there tells again."""
+        await self._ask("load_tell", ("DEL", self._key))
 
     def add_up(self) -> None:
         """Have what others told counted as it is now."""
@@ -212,11 +223,9 @@ class SharedLoads:
     def _key(self) -> str:
         return self._store.key("load")
 
-    async def _ask(self, kind: str, *commands: tuple[str | bytes, ...]) -> list[Any] | None:
-        try:
-            return await self._store.ask(kind, *commands, budget=self._store.settings.timeout)
-        except Unanswered:  # the store has counted it
-            return None
+    async def _ask(self, kind: str, *commands: tuple[str | bytes, ...]) -> None:
+        with suppress(Unanswered):  # the store has counted it
+            await self._store.ask(kind, *commands, budget=self._store.settings.timeout)
 
     def _news(self) -> bytes:
         _, numbers, _ = self._numbered()

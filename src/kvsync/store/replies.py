@@ -1,12 +1,14 @@
-"""Why Redis did not do what it was asked: one word for each, to count and to act upon.
+"""What Redis may answer; and why it did not do what it was asked: one word for each, to count and to act upon.
 
 What must always hold: every exception of the client has a word, and words never hold anything that a server sent.
+Whoever gets a reply need not look what type it has.
 """
 
 from __future__ import annotations
 
 import ssl
-from typing import Final, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 Reason: TypeAlias = Literal[
     "off",
@@ -25,17 +27,59 @@ Reason: TypeAlias = Literal[
     "no_permission",
     "full",
     "read_only",
+    "too_large",
     "error",
     "fault",
 ]
 """``off``, ``not_installed``, ``stopped``: there is nobody to ask · ``down``: it was not reached a moment ago ·
 ``resting``: calls of this kind took too long · ``busy``: no connection was free within the budget · ``timeout``: no
-answer within it · ``no_permission``, ``full``, ``read_only`` and ``error`` are answers."""
+answer within it · ``no_permission``, ``full``, ``read_only``, ``too_large`` and ``error`` are answers."""
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 DEAD: Final[frozenset[Reason]] = frozenset(
     ("timeout", "unreachable", "tls", "auth", "loading", "cluster_down", "bad_reply")
 )
 """Those that say of the server that it can't be used now, whatever it is asked."""
+
+
+def _is_text(reply: Any) -> bool:
+    return type(reply) is bytes
+
+
+def _is_text_or_none(reply: Any) -> bool:
+    return reply is None or type(reply) is bytes
+
+
+def _is_number(reply: Any) -> bool:
+    return type(reply) is int
+
+
+def _is_yes_or_no(reply: Any) -> bool:
+    return reply is None or type(reply) is bool
+
+
+def _is_hash(reply: Any) -> bool:
+    return type(reply) is dict and all(type(name) is type(value) is bytes for name, value in reply.items())
+
+
+_FITS: Final[Mapping[object, Callable[[Any], bool]]] = {
+    "GET": _is_text_or_none,
+    "GETRANGE": _is_text,
+    "SET": _is_yes_or_no,
+    "DEL": _is_number,
+    "INCRBY": _is_number,
+    "EXPIRE": _is_yes_or_no,
+    "PEXPIRE": _is_yes_or_no,
+    "HSET": _is_number,
+    "HDEL": _is_number,
+    "HGETALL": _is_hash,
+}
+"""By command."""
+
+
+def fits(command: object, reply: Any) -> bool:
+    """Whether a server can answer this command so. Others than the above are not known here, and anything fits them."""
+    fitting = _FITS.get(command)
+    return fitting is None or fitting(reply)
 
 
 class Unanswered(Exception):
@@ -50,6 +94,8 @@ def reason_of(error: BaseException) -> Reason:
     """The word for what the client raised."""
     from redis import exceptions as raised  # not there in every installation
 
+    from kvsync.store.client import TooLarge
+
     named: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Reason], ...] = (
         ((TimeoutError, raised.TimeoutError), "timeout"),
         ((raised.AuthenticationError, raised.AuthenticationWrongNumberOfArgsError), "auth"),
@@ -59,6 +105,7 @@ def reason_of(error: BaseException) -> Reason:
         (raised.ReadOnlyError, "read_only"),
         (raised.OutOfMemoryError, "full"),
         ((raised.ClusterError, raised.RedisClusterException), "cluster_down"),
+        (TooLarge, "too_large"),
         (raised.InvalidResponse, "bad_reply"),
     )
     for kinds, reason in named:
@@ -68,7 +115,7 @@ def reason_of(error: BaseException) -> Reason:
         return "tls" if any(isinstance(each, ssl.SSLError) for each in _behind(error)) else "unreachable"
     if isinstance(error, raised.ResponseError):
         return "cluster_down" if str(error).startswith(("MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")) else "error"
-    if isinstance(error, raised.RedisError | ValueError | RecursionError):  # what can't be parsed
+    if isinstance(error, raised.RedisError | ValueError | TypeError | RecursionError):  # what can't be parsed
         return "bad_reply"
     return "fault"
 
@@ -81,4 +128,4 @@ def _behind(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["DEAD", "REASONS", "Reason", "Unanswered", "reason_of"]
+__all__ = ["DEAD", "REASONS", "Reason", "Unanswered", "fits", "reason_of"]

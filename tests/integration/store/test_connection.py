@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
@@ -21,7 +22,8 @@ from kvsync.config.live import Live
 from kvsync.config.redis import LoadSharingSettings, RedisSettings
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
-from kvsync.store.connection import Store
+from kvsync.store.client import ITEM, LONGEST_REPLY
+from kvsync.store.connection import Command, Store
 from kvsync.store.limits import Limits
 from kvsync.store.loads import SharedLoads
 from kvsync.store.replies import Unanswered
@@ -362,7 +364,7 @@ async def saying(talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Aw
     ("reply", "reasons"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", {"bad_reply"}),
-        (b"$99999999999999999999\r\n", {"bad_reply", "timeout"}),
+        (b"$99999999999999999999\r\n", {"bad_reply", "timeout", "too_large"}),
         (b"*2147483647\r\n", {"bad_reply", "timeout"}),
         (b"$-7\r\n", {"bad_reply", "timeout"}),
         (b":twelve\r\n", {"bad_reply"}),
@@ -399,13 +401,78 @@ async def test_an_error_nobody_knows_is_an_answer_all_the_same() -> None:
         assert asked.up
 
 
+WRONG = (
+    b":1\r\n", b":-5\r\n", b"+OK\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"*-1\r\n", b"*0\r\n", b"*1\r\n:1\r\n",
+    b"*2\r\n$1\r\na\r\n:5\r\n", b"*2\r\n*1\r\n:1\r\n:2\r\n", b"*3\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n",
+    b"-MOVED 3999 127.0.0.1:1\r\n", b"-ASK 3999 127.0.0.1:1\r\n", b"-BUSY x\r\n", b"-WRONGTYPE x\r\n", b"-\r\n",
+    b"%1\r\n+a\r\n:1\r\n", b"_\r\n", b">2\r\n+message\r\n+x\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reply", WRONG)
+async def test_replies_of_a_wrong_type_are_no_replies(reply: bytes) -> None:
+    """Whatever a server says to all but a PING, who asks gets what the command answers with, or is unanswered."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            ping = b"PING" in data
+            writer.write(b"+PONG\r\n" if ping else reply * data.count(b"\r\nkvsync:x\r\n"))
+
+    asked: list[tuple[Command, type, type]] = [
+        (("GET", "kvsync:x"), bytes, NoneType),
+        (("GETRANGE", "kvsync:x", 0, 5), bytes, bytes),
+        (("SET", "kvsync:x", "1", "NX"), bool, NoneType),
+        (("INCRBY", "kvsync:x", 1), int, int),
+        (("EXPIRE", "kvsync:x", 1), bool, NoneType),
+        (("PEXPIRE", "kvsync:x", 1), bool, NoneType),
+        (("DEL", "kvsync:x"), int, int),
+        (("HSET", "kvsync:x", "a", "b"), int, int),
+        (("HDEL", "kvsync:x", "a"), int, int),
+        (("HGETALL", "kvsync:x"), dict, dict),
+    ]
+    told = Telemetry()
+    answered = 0
+    async with saying(talk) as url, store(url, told, timeout=0.3) as shared:
+        for command, *kinds in asked:
+            for commands in ((command,), (command, command)):
+                await until(lambda: shared.up, "what is no reply keeps it down")
+                with suppress(Unanswered):
+                    replies = await shared.ask(str(command[0]), *commands, budget=0.3)
+                    assert all(type(each) in kinds for each in replies)
+                    answered += 1
+        await until(lambda: shared.up, "what is no reply keeps it down")
+        judging = Limits(LimitsSettings(users=True), {"m": 5}, shared, told).begin(b"alice", "m")
+        assert judging is not None
+        assert (await judging).refused in (None, "rpm")
+    assert answered <= 2 * 7
+    assert {result for _, result in told.results} <= {
+        "ok", "bad_reply", "error", "unreachable", "timeout", "down", "cluster_down"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("head", [b"$500000000\r\n", b"*500000000\r\n", b"*2\r\n$1\r\na\r\n$90000000\r\n"])
+async def test_a_reply_that_is_too_long_is_not_read_and_takes_nothing_else_away(head: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if b"PING" in data:
+                writer.write(b"+PONG\r\n")
+                continue
+            writer.write(head + b"$0\r\n\r\n" * (LONGEST_REPLY // ITEM + 1))
+            await writer.drain()
+
+    async with saying(talk) as url, store(url, timeout=5.0) as asked:
+        for _ in range(3):
+            await refused(asked, "too_large", "GETRANGE", "a", "0", "5", budget=5.0)
+        assert asked.up
+
+
 async def test_a_reply_without_an_end_ends_with_the_timeout() -> None:
     sent = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         await reader.read(65536)
-        writer.write(b"$500000000\r\n")
+        writer.write(b"$8000000\r\n")
         while True:
             writer.write(b"x" * 1000)
             sent += 1000

@@ -11,7 +11,8 @@ import pytest
 from kvsync.config.redis import LoadSharingSettings
 from kvsync.routing.decision import Load
 from kvsync.routing.load import LoadTable
-from kvsync.store.loads import SharedLoads
+from kvsync.store.client import LONGEST_REPLY
+from kvsync.store.loads import MOST_REPLICAS, SharedLoads
 from tests.integration.store.conftest import Told, store, until
 from tests.valkey import Valkey
 
@@ -105,12 +106,21 @@ async def test_fleets_with_prefixes_of_their_own_do_not_meet(valkey: Valkey) -> 
         assert other.hears("a") == Load()
 
 
-async def test_a_key_that_holds_something_else_costs_sharing_and_nothing_more(valkey: Valkey) -> None:
+@pytest.mark.parametrize("junk", ["text", "a large field", "many fields"])
+async def test_what_is_no_load_goes_away_by_itself(valkey: Valkey, junk: str) -> None:
+    key = "kvsync:load"
     async with valkey.client() as client:
-        await client.set("kvsync:load", "something else")
-        one = Replica()
-        async with one.sharing(valkey.url) as task:
-            await until(lambda: one.results["load_read", "error"] > 2, "it is not counted")
-            assert not task.done()
-            await client.delete("kvsync:load")
-            await until(lambda: one.results["load_read", "ok"], "it does not go on")
+        if junk == "text":
+            await client.set(key, "something else")
+        elif junk == "a large field":
+            await client.hset(key, "x", bytes(LONGEST_REPLY))
+        else:
+            await client.hset(key, mapping={str(n): "x" for n in range(MOST_REPLICAS + 10)})
+        one, two = Replica(), Replica()
+        one.table.reserve("a", 7)
+        async with one.sharing(valkey.url), two.sharing(valkey.url):
+            await until(lambda: two.hears("a") == Load(1, 7), "it does not go on")
+            assert await client.hlen(key) == 2
+    first = {"text": "error", "a large field": "too_large", "many fields": "ok"}[junk]
+    assert one.results["load_read", first] + two.results["load_read", first] >= 1
+    assert not one.results["load_read", "timeout"]
