@@ -200,6 +200,24 @@ async def test_an_address_that_another_pod_gets_brings_no_credit_along(
         assert await credited(gateway, now, prompt) == 96
 
 
+async def test_events_from_where_another_pod_is_now_credit_no_other(server: Server, kube: Kube, tmp_path: Path) -> None:
+    """The end of a pod is not told, and the pod that has its address serves another port. What is published there is
+    the new one's, and would be the old one's, too."""
+    prompt = tokens()
+    later = UP | {"startTime": "2026-02-01T00:00:00Z"}
+    async with Engine("a") as engine, sim("tiny") as other, gateway_of(server, kube, tmp_path) as gateway:
+        await kube.create(behind("old", engine), UP)
+        await has(gateway, kube, "old")
+        await engine.subscribed()
+        new = behind("new", engine)
+        new["metadata"]["labels"][PORT] = str(_port(other.url))
+        await kube.create(new, later)
+        now = (await has(gateway, kube, "old", "new"))["new"]
+        engine.store(prompt)
+        await gateway.credited(now, prompt, 96)
+        assert set((await gateway.match(model="tiny", tokens=prompt))["workers"]) == {now}
+
+
 async def test_the_label_ends_events_and_brings_them_back(server: Server, kube: Kube, tmp_path: Path) -> None:
     """(K4) Unsubscribed and purged, routed to all the same; then subscribed, and told what it missed."""
     prompt = tokens()

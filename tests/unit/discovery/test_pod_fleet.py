@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,87 @@ def test_an_address_has_one_owner() -> None:
     assert steps(fleet.update([], [seen("new", 9, started=2)])) == [("gone", "new"), ("added", "new")]
 
 
+def test_tls_makes_no_second_engine_of_an_address() -> None:
+    fleet = PodFleet()
+    fleet.update([], [seen("old", started=1)])
+    changes = fleet.update([], [seen("new", started=2, url="https://10.0.0.1:8000")])
+    assert steps(changes) == [("gone", "old"), ("added", "new")]
+
+
+def publishing(name: str, port: int = 8000, events: int = 5557, replay: int | None = 5558, **more: Any) -> Verdict:
+    """A pod at the one host; ``assumed``: of its ports, those that no container names, in the host's network."""
+    assumed = frozenset(more.pop("assumed", ()))
+    url, streams = f"http://10.0.0.1:{port}", "tcp://10.0.0.1"
+    told = None if replay is None else f"{streams}:{replay}"
+    verdict = seen(name, url=url, events=f"{streams}:{events}", replay=told, **more)
+    return replace(verdict, assumed=assumed)
+
+
+def followed(fleet: PodFleet) -> dict[str, tuple[str | None, str | None]]:
+    return {engine.name.removeprefix("n/"): _ports(engine) for engine in fleet.engines}
+
+
+def _ports(engine: Engine) -> tuple[str | None, str | None]:
+    assert engine.kv_events is (engine.events is not None)
+    events, replay = engine.events or "", engine.replay or ""
+    return events.rpartition(":")[2] or None, replay.rpartition(":")[2] or None
+
+
+def test_a_port_that_events_come_from_has_one_owner() -> None:
+    """An address is another pod's before the end of the one that had it is told, and that one served another port:
+    requests to it fail, but its events would be the other's."""
+    fleet = PodFleet()
+    fleet.update([], [publishing("old", started=1)])
+    changes = fleet.update([], [publishing("new", 9000, started=2)])
+    assert steps(changes) == [("changed", "old"), ("added", "new")]
+    assert followed(fleet) == {"old": (None, None), "new": ("5557", "5558")}
+    (note,) = next(fleet.among([("n", "old")])).notes
+    assert note == (
+        "its port 5557 at 10.0.0.1 is that of n/new, too: its events are not followed. Give it a container port "
+        "kv-events that is its own"
+    )
+    assert next(fleet.among([("n", "new")])).notes == ()
+    assert steps(fleet.update([publishing("new", 9000, started=2)], [])) == [("gone", "new"), ("changed", "old")]
+    assert followed(fleet) == {"old": ("5557", "5558")}
+
+
+def test_ports_of_further_ranks_have_one_owner() -> None:
+    fleet = PodFleet()
+    ranks = publishing("ranks", events=5555, replay=None, data_parallel_size=3, started=1)
+    fleet.update([], [ranks, publishing("one", 9000, 5557, 6557, started=2)])
+    assert followed(fleet) == {"ranks": (None, None), "one": ("5557", "6557")}
+    fleet.update([], [publishing("one", 9000, 5558, 6557, started=2)])
+    assert followed(fleet) == {"ranks": ("5555", None), "one": ("5558", "6557")}
+
+
+def test_in_a_nodes_network_who_names_a_port_has_it() -> None:
+    """The second pod leaves its replay port to chance, and the first, which was started before it, names it."""
+    fleet = PodFleet()
+    fleet.update([], [publishing("one", started=1), publishing("two", 9000, 6557, started=2, assumed=["replay"])])
+    assert followed(fleet) == {"one": ("5557", "5558"), "two": ("6557", None)}
+    (note,) = next(fleet.among([("n", "two")])).notes
+    assert "port 5558 at 10.0.0.1 is that of n/one, too: replay is asked of the engine instead" in note
+
+
+def test_in_a_nodes_network_nobody_has_what_none_of_two_names() -> None:
+    """Which of them publishes there can't be told, so neither is credited with what the other holds."""
+    fleet = PodFleet()
+    chance = ["events", "replay"]
+    two = publishing("two", 9000, started=2, assumed=chance)
+    fleet.update([], [publishing("one", started=1, assumed=chance), two])
+    assert followed(fleet) == {"one": (None, None), "two": (None, None)}
+    assert "is that of another pod on its node, too" in next(fleet.among([("n", "one")])).notes[0]
+    fleet.update([], [publishing("three", 9001, started=3, assumed=chance)])
+    assert followed(fleet)["three"] == (None, None)
+    fleet.update([], [publishing("three", 9001, started=3)])
+    assert followed(fleet) == {"one": (None, None), "two": (None, None), "three": ("5557", "5558")}
+    fleet.update([publishing("three", 9001, started=3), two], [])
+    assert followed(fleet) == {"one": ("5557", "5558")}
+    late = publishing("late", started=9, assumed=chance)  # has one's address, so that one is no engine any more
+    fleet.update([], [late])
+    assert followed(fleet) == {"late": ("5557", "5558")}
+
+
 def test_addresses_that_are_exchanged() -> None:
     fleet = PodFleet()
     fleet.update([], [seen("a", 1), seen("b", 2)])
@@ -106,13 +188,25 @@ def test_pods_that_come_and_go_leave_nothing() -> None:
     assert not any(vars(fleet).values())
 
 
-_pods = st.builds(
-    seen,
-    st.sampled_from("abc"),
-    st.integers(1, 3),
-    uid=st.sampled_from(["u1", "u2"]),
-    started=st.integers(0, 2),
-    ending=st.booleans(),
+_pods = st.one_of(
+    st.builds(
+        seen,
+        st.sampled_from("abc"),
+        st.integers(1, 3),
+        uid=st.sampled_from(["u1", "u2"]),
+        started=st.integers(0, 2),
+        ending=st.booleans(),
+    ),
+    st.builds(
+        publishing,
+        st.sampled_from("abc"),
+        st.integers(8000, 8002),
+        st.integers(5557, 5559),
+        st.sampled_from([None, 5558, 6557]),
+        started=st.integers(0, 2),
+        data_parallel_size=st.integers(1, 2),
+        assumed=st.sets(st.sampled_from(["events", "replay"])),
+    ),
 )
 _news = st.lists(
     st.tuples(
@@ -125,8 +219,8 @@ _news = st.lists(
 
 @given(_news)
 def test_changes_lead_from_one_sound_fleet_to_the_next(news: list[tuple[list[Verdict], list[Verdict]]]) -> None:
-    """At every step of them: no two engines of one address, name or uid; nothing goes twice or changes what is not
-    there. In the end they are what the fleet says it has."""
+    """At every step of them: no two engines of one address, name or uid, nor of one port that events or replays come
+    from; nothing goes twice or changes what is not there. In the end they are what the fleet says it has."""
     fleet = PodFleet()
     there: dict[str, Engine] = {}
     for gone, came in news:
@@ -139,4 +233,12 @@ def test_changes_lead_from_one_sound_fleet_to_the_next(news: list[tuple[list[Ver
             there[engine.uid] = engine
             assert len({each.url for each in there.values()}) == len(there)
             assert len({each.name for each in there.values()}) == len(there)
+        events = [port for each in there.values() if each.events for port in _all(each, each.events)]
+        replays = [port for each in there.values() if each.replay for port in _all(each, each.replay)]
+        assert len(set(events)) == len(events)
+        assert len(set(replays)) == len(replays)
         assert {engine.uid: engine for engine in fleet.engines} == there
+
+
+def _all(engine: Engine, endpoint: str) -> list[int]:
+    return [int(endpoint.rpartition(":")[2]) + rank for rank in engine.ranks]

@@ -185,6 +185,64 @@ def test_a_network_that_the_pod_is_not_in(status: str | None, network: str) -> N
     assert network in note
 
 
+@pytest.mark.parametrize(
+    ("containers", "said"),
+    [
+        ([("kv-events", 7001), ("kv-events", 7002)], "several container ports are named kv-events (7001, 7002)"),
+        ([("kv-replay", 7001), ("kv-replay", 7002)], "several container ports are named kv-replay (7001, 7002)"),
+        ([("kv-events", 0)], "the container port kv-events is 0, which is no port"),
+        ([("kv-replay", -5)], "the container port kv-replay is -5, which is no port"),
+        ([("kv-events", 70_000)], "the container port kv-events is 70000, which is no port"),
+        ([("kv-events", 10**300)], "the container port kv-events is 10000000000000000000, which is no port"),
+    ],
+)
+def test_ports_that_do_not_say_where_are_told_and_not_guessed(containers: list[tuple[str, int]], said: str) -> None:
+    """Requests go there all the same."""
+    listed = [{"name": f"c{n}", "ports": [{"name": a, "containerPort": b}]} for n, (a, b) in enumerate(containers)]
+    found = verdict({"name": "m", "kv-events-enabled": "true"}, containers=listed)
+    assert found.engine is not None
+    assert (found.engine.kv_events, found.engine.events, found.engine.replay) == (False, None, None)
+    assert found.notes == (f"{said}: its events are not followed; give each name to one port",)
+    assert verdict({"name": "m"}, containers=listed).notes == ()
+    twice = [{"name": name, "ports": [{"name": "kv-events", "containerPort": 7001}]} for name in "ab"]
+    assert engine({"name": "m", "kv-events-enabled": "true"}, containers=twice).events == "tcp://10.0.0.1:7001"
+
+
+def test_in_a_nodes_network_a_port_that_no_container_names_is_assumed() -> None:
+    labels = {"name": "m", "kv-events-enabled": "true"}
+    for on_node, ports, assumed in (
+        (None, {}, set()),
+        (False, {}, set()),
+        (True, {}, {"events", "replay"}),
+        (True, {"kv-events": 5557}, {"replay"}),
+        (True, {"kv-events": 5557, "kv-replay": 5558}, set()),
+    ):
+        said = pod(labels, ports=ports)
+        said["spec"]["hostNetwork"] = on_node
+        found = judge(json.dumps(said).encode())
+        assert found is not None
+        assert found.assumed == assumed
+
+
+def test_who_was_started_last_has_the_greater_claim() -> None:
+    """The container, not the pod: after a node's restart a pod may have the address that another had before. One that
+    is about to end still has its address, but for a node's."""
+
+    def claim(began: str | None = None, *, ending: bool = False, on_node: bool = False) -> tuple[bool, str, str]:
+        state = {"running": {"startedAt": began}} if began else {"waiting": {"reason": "CrashLoopBackOff"}}
+        said = pod(
+            status={"containerStatuses": [{"name": "vllm", "state": state}]},
+            meta={"deletionTimestamp": "2026-02-01T00:00:00Z"} if ending else {},
+        )
+        said["spec"]["hostNetwork"] = on_node
+        found = judge(json.dumps(said).encode())
+        assert found is not None
+        return found.claim
+
+    assert claim("2026-01-03T00:00:00Z") > claim("2026-01-02T00:00:00Z") > claim() == claim(ending=True)
+    assert claim("2026-01-03T00:00:00Z", ending=True, on_node=True) < claim(on_node=True)
+
+
 def test_ports_are_looked_for_in_all_containers() -> None:
     containers = [
         {"name": "proxy", "ports": None},
@@ -207,6 +265,7 @@ def test_no_containers_are_no_ports(containers: object) -> None:
         ("::1", "http://[::1]:8000"),
         ("FD00:0:0::11", "http://[fd00::11]:8000"),
         ("127.0.0.12", "http://127.0.0.12:8000"),
+        ("::ffff:10.0.0.7", "http://10.0.0.7:8000"),
     ],
 )
 def test_addresses(ip: str, url: str) -> None:
@@ -276,7 +335,9 @@ def test_a_setting_that_can_not_be_is_told_with_its_mend(labels: Json) -> None:
     assert ":" in found.detail
 
 
-@pytest.mark.parametrize("ip", ["0.0.0.0", "::", "224.0.0.1", "fe80::1", "host", "10.0.0.1:80", "fe80::1%eth0"])
+@pytest.mark.parametrize(
+    "ip", ["0.0.0.0", "::", "224.0.0.1", "fe80::1", "host", "10.0.0.1:80", "fe80::1%eth0", "fd00::1%eth0"]
+)
 def test_an_address_that_can_not_be_dialled(ip: str) -> None:
     assert verdict(status={"podIP": ip}).reason == "bad_setting"
 
@@ -297,6 +358,8 @@ def test_ranks_beyond_the_last_port() -> None:
         ({"conditions": [{"type": "Ready", "status": "False"}]}, {}, False),
         ({"conditions": [{"type": "Ready", "status": "Unknown"}]}, {}, False),
         ({"conditions": [{"type": "ContainersReady", "status": "True"}]}, {}, False),
+        ({"conditions": [{"type": "Ready", "status": s} for s in ("True", "False")]}, {}, False),
+        ({"conditions": [{"type": "Ready", "status": "true"}]}, {}, False),
     ],
 )
 def test_readiness(status: Json, meta: Json, ready: bool) -> None:

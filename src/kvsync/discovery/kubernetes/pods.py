@@ -61,6 +61,9 @@ REASONS: Final[tuple[Reason, ...]] = (
 """Why a pod that has one of the labels is no engine."""
 
 
+Stream: TypeAlias = Literal["events", "replay"]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What is kept of a pod."""
@@ -76,8 +79,11 @@ class Verdict:
     notes: tuple[str, ...] = ()
     """What should be changed at it, each as a sentence with its mend."""
     claim: tuple[bool, str, str] = (False, "", "")
-    """Of several pods that say they have one address, the one with the greatest claim has it: one that is not about to
-    end, then the one that was started last."""
+    """Of several pods that say they have one address, the one with the greatest claim has it: the one whose container
+    was started last. In its node's network, where one that is about to end still has its ports, that one comes last."""
+    assumed: frozenset[Stream] = frozenset()
+    """Of the engine's ports, those that another pod may as well have: in its node's network, and named by none of its
+    containers (who names one has it for itself: the scheduler sees to that)."""
 
     @property
     def name(self) -> str:
@@ -94,8 +100,9 @@ class _Container(msgspec.Struct):
     ports: list[_Port] | None = None
 
 
-class _Spec(msgspec.Struct):
+class _Spec(msgspec.Struct, rename="camel"):
     containers: list[_Container] | None = None
+    host_network: bool | None = None
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -117,9 +124,18 @@ class _Ip(msgspec.Struct):
     ip: str = ""
 
 
+class _Running(msgspec.Struct, rename="camel"):
+    started_at: str | None = None
+
+
+class _ContainerState(msgspec.Struct):
+    running: _Running | None = None
+
+
 class _ContainerStatus(msgspec.Struct, rename="camel"):
     name: str = ""
     restart_count: int = 0
+    state: _ContainerState | None = None
 
 
 class _State(msgspec.Struct):
@@ -178,16 +194,13 @@ def judge(raw: bytes) -> Verdict | None:
     if not said.any:
         return None
     key = (meta.namespace, meta.name)
-    terminating = meta.deletion_timestamp is not None
-    claim = (not terminating, state.start_time or "", meta.creation_timestamp or "")
     reason, detail = _why_not(said, state)
     if reason is not None:
-        return Verdict(key, meta.uid, None, reason, detail, claim=claim)
+        return Verdict(key, meta.uid, None, reason, detail)
     try:
-        engine, notes = _engine(pod, state, said, terminating)
+        return _served(pod, state, said, key)
     except _Bad as bad:
-        return Verdict(key, meta.uid, None, "bad_setting", str(bad), claim=claim)
-    return Verdict(key, meta.uid, engine, notes=notes, claim=claim)
+        return Verdict(key, meta.uid, None, "bad_setting", str(bad))
 
 
 class _Said:
@@ -251,8 +264,10 @@ def _addresses(state: _State) -> list[str]:
     return [text for text in (state.pod_ip, *(each.ip for each in state.pod_ips or ())) if text and text.strip()]
 
 
-def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[Engine, tuple[str, ...]]:
+def _served(pod: _Pod, state: _State, said: _Said, key: Key) -> Verdict:
     meta = pod.metadata
+    terminating = meta.deletion_timestamp is not None
+    on_node = pod.spec is not None and pod.spec.host_network is True
     model = said.get("name")
     if not _NAME.fullmatch(model):
         raise _Bad(f"{PREFIX}name is no model's name: at most 253 characters, no spaces")
@@ -265,9 +280,16 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
     assert port is not None
     assert ranks is not None
     containers = (pod.spec.containers if pod.spec is not None else None) or ()
-    events = _named_port(containers, EVENTS_PORT_NAME) or EVENTS_PORT
-    replay: int | None = _named_port(containers, REPLAY_PORT_NAME) or REPLAY_PORT
     followed, notes = said.followed()
+    named: dict[Stream, set[int]] = {
+        "events": _named_ports(containers, EVENTS_PORT_NAME),
+        "replay": _named_ports(containers, REPLAY_PORT_NAME),
+    }
+    if followed and (unclear := _unclear(named)):
+        notes.append(f"{unclear}: its events are not followed; give each name to one port")
+        followed = False
+    events = min(named["events"], default=EVENTS_PORT)
+    replay: int | None = min(named["replay"], default=REPLAY_PORT)
     source: str | None = host
     if followed and (network := said.get("kv-events-network")):
         source = said.address_in(network)
@@ -289,9 +311,11 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
     if spec_decode not in (None, "eagle"):
         raise _Bad(f"{PREFIX}spec-decode is {spec_decode[:40]!r}: write eagle (also for MTP)")
     policy, locked = _policy(said, notes)
-    restarts = _restarts(containers, state, port)
+    status = _own_status(containers, state, port)
+    restarts = max(0, status.restart_count)
+    began = status.state.running.started_at if status.state is not None and status.state.running is not None else None
     name = f"{meta.namespace}/{meta.name}"
-    return Engine(
+    engine = Engine(
         uid=f"{name}@{meta.uid}" + (f".{restarts}" if restarts else ""),
         name=name,
         url=str(Address(scheme, host, port)),
@@ -304,12 +328,28 @@ def _engine(pod: _Pod, state: _State, said: _Said, terminating: bool) -> tuple[E
         spec_decode=spec_decode,
         attention_chunk_size=said.number("attention-chunk-size", None, 1 << 24),
         labels=dict(said.labels),
-        ready=not terminating
-        and any(each.type == "Ready" and each.status == "True" for each in state.conditions or ()),
+        ready=not terminating and _ready(state),
         tokenizes=said.get("engine") in ("", "vllm"),
         policy=policy,
         policy_locked=locked,
-    ), tuple(notes)
+    )
+    return Verdict(
+        key,
+        meta.uid,
+        engine,
+        notes=tuple(notes),
+        claim=(
+            not (terminating and on_node),
+            max(began or "", state.start_time or ""),
+            meta.creation_timestamp or "",
+        ),
+        assumed=frozenset(stream for stream, ports in named.items() if on_node and not ports),
+    )
+
+
+def _ready(state: _State) -> bool:
+    said = {each.status for each in state.conditions or () if each.type == "Ready"}
+    return said == {"True"}
 
 
 def _host(text: str) -> str:
@@ -317,21 +357,26 @@ def _host(text: str) -> str:
         address = ip_address(text.strip())
     except ValueError:
         raise _Bad(f"its podIP is {text[:60]!r}, which is no address") from None
-    if address.is_unspecified or address.is_multicast or (isinstance(address, IPv6Address) and address.is_link_local):
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped  # the same machine, and so that it is seen to be the same
+    six = isinstance(address, IPv6Address)
+    if address.is_unspecified or address.is_multicast or (six and (address.is_link_local or "%" in str(address))):
         raise _Bad(f"its podIP is {text[:60]!r}, which can't be dialled")
     return str(address)
 
 
-def _named_port(containers: list[_Container] | tuple[()], name: str) -> int | None:
-    return next(
-        (
-            port.container_port
-            for container in containers
-            for port in container.ports or ()
-            if port.name == name and 0 < port.container_port <= 65_535
-        ),
-        None,
-    )
+def _named_ports(containers: list[_Container] | tuple[()], name: str) -> set[int]:
+    return {port.container_port for each in containers for port in each.ports or () if port.name == name}
+
+
+def _unclear(named: Mapping[Stream, set[int]]) -> str:
+    """What can't be the engine's ports; empty when nothing is wrong with them."""
+    for name, ports in zip((EVENTS_PORT_NAME, REPLAY_PORT_NAME), named.values(), strict=True):
+        if len(ports) > 1:
+            return f"several container ports are named {name} ({', '.join(map(str, sorted(ports)[:4]))})"
+        if any(not 0 < port <= 65_535 for port in ports):
+            return f"the container port {name} is {str(min(ports))[:20]}, which is no port"
+    return ""
 
 
 def _apart(events: int, replay: int, ranks: int) -> str:
@@ -348,8 +393,8 @@ def _free(events: int, ranks: int) -> int:
     return above if above + ranks - 1 <= 65_535 and ranks <= 1000 else events - 2 * ranks
 
 
-def _restarts(containers: list[_Container] | tuple[()], state: _State, port: int) -> int:
-    """How often the engine's container was started anew: what was known of the process before is of no use then."""
+def _own_status(containers: list[_Container] | tuple[()], state: _State, port: int) -> _ContainerStatus:
+    """That of the engine's container. When it was started anew, what was known of the process before is of no use."""
     wanted = {EVENTS_PORT_NAME, REPLAY_PORT_NAME}
     named = [
         container.name
@@ -357,7 +402,7 @@ def _restarts(containers: list[_Container] | tuple[()], state: _State, port: int
         if any(each.name in wanted or each.container_port == port for each in container.ports or ())
     ]
     engine = named[0] if named else containers[0].name if containers else ""
-    return max(0, next((each.restart_count for each in state.containers or () if each.name == engine), 0))
+    return next((each for each in state.containers or () if each.name == engine), _ContainerStatus())
 
 
 def _policy(said: _Said, notes: list[str]) -> tuple[str | None, bool]:
@@ -409,6 +454,7 @@ __all__ = [
     "REPLAY_PORT",
     "REPLAY_PORT_NAME",
     "Reason",
+    "Stream",
     "Verdict",
     "judge",
 ]

@@ -89,6 +89,7 @@ class KubernetesSource:
         return KubernetesStatus(min((each.state for each in scopes), key=_WORST.index), scopes, self._fleet.counts())
 
     def _happened(self, gone: Sequence[Verdict], seen: Sequence[Verdict]) -> None:
+        concerned = dict.fromkeys(verdict.key for verdict in seen)
         for change in self._fleet.update(gone, seen):
             engine = change.engine
             how = "" if change.kind == "gone" else ", ready" if engine.ready else ", not ready"
@@ -103,15 +104,17 @@ class KubernetesSource:
                 how,
             )
             self._deliver(change)
+            namespace, _, name = engine.name.partition("/")
+            concerned[namespace, name] = None
         for verdict in gone:
             self._told.pop(verdict.key, None)
-        for verdict in seen:
+        for verdict in self._fleet.among(concerned):
             self._tell(verdict)
 
     def _tell(self, verdict: Verdict) -> None:
         """What should be changed at a pod goes to the log once, and again when it differs."""
         notes = verdict.notes
-        if verdict.reason in ("no_model", "bad_setting"):
+        if verdict.reason in ("no_model", "bad_setting", "address_taken"):
             notes = (f"it is not served: {verdict.detail}",)
         if notes != self._told.get(verdict.key, ()):
             for note in notes:
