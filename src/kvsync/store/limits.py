@@ -31,7 +31,7 @@ import msgspec
 
 from kvsync.config.limits import LimitsSettings
 from kvsync.store.connection import Command, Store
-from kvsync.store.replies import Unanswered
+from kvsync.store.replies import UNDONE, Unanswered
 
 MINUTE: Final = 60
 BINS: Final = 64
@@ -74,8 +74,11 @@ class _Window:
     requests: int = 0
     tokens: int = 0
     """As last heard, with those of ours that came since."""
+    own: int = 0
+    """Those of ours: the shared count is no less, once it has them all."""
     untold: int = 0
-    """Of ours, those that the shared count does not have, or not yet."""
+    """Of them, those that the shared count certainly does not have. On their way they are in neither: it is better to
+    count them late than to refuse somebody because they were counted twice."""
     record: _Record | None = None
     """The last that was read; it outlives the window."""
 
@@ -166,16 +169,19 @@ class Limits:
             commands: list[Command] = []
             for (user, minute), tokens in part:
                 commands += _count(_key(user, "TPM", minute), tokens, MINUTE)
+                self._add_untold(user, minute, -tokens)
             try:
                 await self._store.ask("limits_tell", *commands, budget=self._store.settings.timeout)
-            except Unanswered:  # they stay in this replica's own windows
-                for _ in part:
+            except Unanswered as unanswered:  # they stay in this replica's own windows
+                for (user, minute), tokens in part:
                     self._telemetry.limit_fault("untold")
-                continue
-            for (user, minute), tokens in part:
-                window = self._users.get(user)
-                if window is not None and window.number == minute:
-                    window.untold = max(0, window.untold - tokens)
+                    if unanswered.reason in UNDONE:
+                        self._add_untold(user, minute, tokens)
+
+    def _add_untold(self, user: bytes, minute: int, tokens: int) -> None:
+        window = self._users.get(user)
+        if window is not None and window.number == minute:
+            window.untold = max(0, window.untold + tokens)
 
     async def _judge(self, user: bytes, model: str) -> Verdict:
         begun = time.monotonic()
@@ -202,12 +208,16 @@ class Limits:
             record, count, _, spent = await self._store.ask("limits", *commands, budget=budget)
         except Unanswered:
             counted = "alone"
+            if window.number != minute:  # that of the request is over, and nobody knows more of it
+                window = _Window(minute, record=window.record)
             window.requests += 1
         else:
             counted = "shared"
             window.record = self._record(record)
-            window.requests = int(count)
-            window.tokens = _figure(spent) + window.untold
+            if window.number != minute:
+                window = _Window(minute, record=window.record)
+            window.requests = count
+            window.tokens = max(_figure(spent) + window.untold, window.own)
         allowed_requests, allowed_tokens = self._allowed(window.record)
         refused: Limit | None = None
         if window.requests > allowed_requests:
@@ -237,6 +247,7 @@ class Limits:
         minute = int(self._wall()) // MINUTE
         window = self._window(user, minute)
         window.tokens += tokens
+        window.own += tokens
         if not self._store.configured:
             return
         window.untold += tokens
@@ -255,7 +266,7 @@ class Limits:
         else:
             self._users.move_to_end(user)
             if window.number != minute:
-                window.number, window.requests, window.tokens, window.untold = minute, 0, 0, 0
+                window.number, window.requests, window.tokens, window.own, window.untold = minute, 0, 0, 0, 0
         return window
 
     def _record(self, text: bytes | None) -> _Record | None:
@@ -287,7 +298,7 @@ class Limits:
             except Unanswered:
                 pass
             else:
-                counted, own = "shared", int(count)
+                counted, own = "shared", count
         self._seconds[model] = second, own
         refused = own > limit
         self._telemetry.limited("model", "rps_exceeded" if refused else "allowed", counted)

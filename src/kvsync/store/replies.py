@@ -40,6 +40,9 @@ DEAD: Final[frozenset[Reason]] = frozenset(
 )
 """Those that say of the server that it can't be used now, whatever it is asked."""
 
+UNDONE: Final[frozenset[Reason]] = frozenset(("off", "not_installed", "down", "resting", "busy"))
+"""Those with which nothing was sent: of all others it is not known what was done."""
+
 
 def _is_text(reply: Any) -> bool:
     return type(reply) is bytes
@@ -128,4 +131,4 @@ def _behind(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["DEAD", "REASONS", "Reason", "Unanswered", "fits", "reason_of"]
+__all__ = ["DEAD", "REASONS", "UNDONE", "Reason", "Unanswered", "fits", "reason_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -12,7 +13,7 @@ from kvsync.config.limits import LimitsSettings
 from kvsync.config.redis import RedisSettings
 from kvsync.store.connection import Command, Store
 from kvsync.store.limits import LONGEST_NAME, MOST_USERS, Limits, Verdict
-from kvsync.store.replies import Unanswered
+from kvsync.store.replies import REASONS, UNDONE, Reason, Unanswered
 
 NOW = 1_700_000_000.0
 """Second 20 of minute 28,333,333, whose bin is 21."""
@@ -26,14 +27,19 @@ class Server(Store):
         super().__init__(RedisSettings(url="redis://nobody"), Telemetry())
         self.keys: dict[bytes, bytes] = {}
         self.lives: dict[bytes, int] = {}
-        self.fails = False
+        self.fails: bool | Reason = False
+        self.held: asyncio.Event | None = None
+        """Calls are done at once, and answered when it is set."""
         self.calls: list[tuple[Command, ...]] = []
 
     async def ask(self, kind: str, *commands: Command, budget: float) -> list[Any]:
         self.calls.append(commands)
         if self.fails or budget <= 0:
-            raise Unanswered("timeout")
-        return [self._do(*command) for command in commands]
+            raise Unanswered("timeout" if isinstance(self.fails, bool) else self.fails)
+        replies = [self._do(*command) for command in commands]
+        if self.held is not None:
+            await self.held.wait()
+        return replies
 
     def _do(self, name: Any, key: Any, amount: Any = None) -> Any:
         if name == "GET":
@@ -216,6 +222,64 @@ async def test_tokens_that_could_not_be_told_still_count_here() -> None:
     assert one.telemetry.faults == {"untold": 1}
     await one.limits.tell()
     assert b"aibrix:alice_TPM_CURRENT:%d" % BIN not in server.keys
+
+
+async def test_tokens_on_their_way_are_not_counted_twice() -> None:
+    """Redis has them and has not said so yet: nobody is refused for it."""
+    server = Server()
+    server.keys[b"aibrix-users/alice"] = record(tpm=100)
+    replica = Replica(server)
+    (await replica.ask()).spent({"total_tokens": 60}, 0)
+    server.held = asyncio.Event()
+    telling = asyncio.create_task(replica.limits.tell())
+    await asyncio.sleep(0)
+    held, server.held = server.held, None
+    for _ in range(2):
+        verdict = await replica.ask()
+        assert (verdict.refused, verdict.fields[1]) == (None, b"x-update-tpm: 60\r\n")
+        held.set()
+        await telling
+    verdict.spent({"total_tokens": 40}, 0)
+    assert (await replica.ask()).refused == "tpm"
+
+
+@pytest.mark.parametrize("reason", REASONS)
+async def test_tokens_of_which_nobody_knows_whether_they_were_told_refuse_nobody_by_being_counted_twice(
+    reason: Reason,
+) -> None:
+    server = Server()
+    server.keys[b"aibrix-users/alice"] = record(tpm=100)
+    replica = Replica(server)
+    (await replica.ask()).spent({"total_tokens": 60}, 0)
+    server.fails = reason
+    await replica.limits.tell()
+    server.fails = False
+    told = reason not in UNDONE
+    server.keys[b"aibrix:alice_TPM_CURRENT:%d" % BIN] = b"%d" % (30 + 60 * told)  # others told 30
+    verdict = await replica.ask()
+    assert (verdict.refused, verdict.fields[1]) == (None, b"x-update-tpm: 90\r\n")
+    assert replica.telemetry.faults == {"untold": 1}
+
+
+async def test_an_answer_that_comes_in_the_next_minute_is_of_its_own() -> None:
+    server = Server()
+    server.keys[b"aibrix-users/alice"] = record(rpm=5, tpm=50)
+    replica = Replica(server)
+    for _ in range(4):
+        await replica.ask()
+    server.keys[b"aibrix:alice_TPM_CURRENT:%d" % BIN] = b"49"
+    server.held = asyncio.Event()
+    waiting = asyncio.create_task(replica.ask())
+    await asyncio.sleep(0)
+    held, server.held = server.held, None
+    replica.now += 60
+    assert (await replica.ask()).fields == (b"x-update-rpm: 1\r\n", b"x-update-tpm: 0\r\n")
+    held.set()
+    verdict = await waiting
+    assert (verdict.refused, verdict.fields) == (None, (b"x-update-rpm: 5\r\n", b"x-update-tpm: 49\r\n"))
+    server.fails = True  # alone, it goes on from what is of this minute
+    verdict = await replica.ask()
+    assert (verdict.refused, verdict.fields) == (None, (b"x-update-rpm: 2\r\n", b"x-update-tpm: 0\r\n"))
 
 
 async def test_told_tokens_count_once() -> None:
