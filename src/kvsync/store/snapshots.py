@@ -25,7 +25,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
 from random import Random
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import xxhash
@@ -45,6 +45,8 @@ AT_ONCE: Final = 4
 OVERLAP: Final = 10
 """Seconds that the parts of the snapshot before live on."""
 LONGEST_HEAD: Final = 4096
+FORM: Final = 12
+"""Bytes at an image's beginning that say its version and what is known of the worker as a whole."""
 SHARE: Final = 0.05
 
 Action: TypeAlias = Literal["write", "read"]
@@ -68,6 +70,8 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     seq: int
     mark: bytes
+    form: bytes
+    """How the image begins."""
     parts: str
     """Their name."""
     size: int
@@ -139,11 +143,14 @@ class Snapshots:
 
     async def _head(self, worker: str, model: str) -> tuple[_Head | None, Result]:
         key = self._store.key("snapshot", worker)
-        (reply,) = await self._ask("snapshot_head", ("GETRANGE", key, 0, LONGEST_HEAD))
+        try:
+            (reply,) = await self._ask("snapshot_head", ("GETRANGE", key, 0, LONGEST_HEAD))
+        except Unanswered as unanswered:
+            if unanswered.reason == "error":  # the key holds something that has no range
+                return None, "unreadable"
+            raise
         if not reply:
             return None, "none"
-        if not isinstance(reply, bytes):
-            return None, "unreadable"
         try:
             head = _decode(reply)
         except msgspec.DecodeError:
@@ -159,7 +166,7 @@ class Snapshots:
             # a range, so that no reply is longer than was asked for
             commands: list[Command] = [("GETRANGE", name, 0, PART - 1) for name in names[first : first + AT_ONCE]]
             replies = await self._ask("snapshot_part", *commands)
-            some = [reply for reply in replies if isinstance(reply, bytes) and reply]
+            some = [reply for reply in replies if reply]
             if len(some) < len(commands):
                 return None
             parts += some
@@ -213,7 +220,9 @@ class Snapshots:
         if len(snapshot.image) > self._settings.max_bytes:
             return "too_large", 0
         before, _ = await self._head(worker, model)
-        if before is not None and (before.seq, before.mark) == snapshot.position and await self._renew(worker, before):
+        if before is not None and before.size > self._settings.max_bytes:
+            before = None  # so many parts that it is none of ours
+        if before is not None and _is_of(before, snapshot) and await self._renew(worker, before):
             return "unchanged", 0
         await self._put(worker, model, snapshot)
         if before is not None:
@@ -224,7 +233,7 @@ class Snapshots:
         image, lifetime = snapshot.image, round(1000 * self._settings.lifetime)
         seq, mark = snapshot.position
         digest = xxhash.xxh3_64_intdigest(image)
-        head = _Head(worker, model, seq, mark, secrets.token_hex(16), len(image), digest)
+        head = _Head(worker, model, seq, mark, image[:FORM], secrets.token_hex(16), len(image), digest)
         names = self._names(head)
         view = memoryview(image)
         try:
@@ -249,11 +258,18 @@ class Snapshots:
         for first in range(0, len(names), 64):
             some = names[first : first + 64]
             replies = await self._ask("snapshot_head", *(("EXPIRE", name, seconds) for name in some))
-            there &= all(reply == 1 for reply in replies)
+            there &= all(replies)
         return there
 
-    async def _ask(self, kind: str, *commands: Command) -> list[object]:
+    async def _ask(self, kind: str, *commands: Command) -> list[Any]:
         return await self._store.ask(kind, *commands, budget=self._store.settings.timeout)
+
+
+def _is_of(head: _Head, snapshot: Snapshot) -> bool:
+    """Whether another one would say no more. At the same number it may: another version of kvsync wrote it, or what was
+    known was given up since."""
+    same_place = (head.seq, head.mark) == snapshot.position
+    return same_place and (head.form, head.size) == (snapshot.image[:FORM], len(snapshot.image))
 
 
 __all__ = ["PART", "Action", "Result", "Snapshots", "Telemetry"]

@@ -136,6 +136,40 @@ async def test_what_has_not_changed_lives_on_and_is_not_written_again(valkey: Va
         assert await replica.read() == (replica.snapshot, "found")
 
 
+@pytest.mark.parametrize("what", ["form", "size"])
+async def test_at_the_same_number_other_knowledge_takes_its_place(valkey: Valkey, what: str) -> None:
+    """Another version wrote it, or an audit had the worker forgotten while nothing was published."""
+    async with store(valkey.url) as shared:
+        replica = Replica(shared, of_size(1000))
+        await replica.write()
+        assert replica.snapshot is not None
+        position, image = replica.snapshot.position, replica.snapshot.image
+        replica.snapshot = Snapshot(position, b"x" + image[1:] if what == "form" else image[:-1])
+        await forget_turns(shared)
+        assert await replica.write() == "written"
+        assert await replica.read() == (replica.snapshot, "found")
+
+
+@pytest.mark.parametrize("junk", ["another type", "no end", "noise"])
+async def test_what_is_no_snapshot_is_written_over(valkey: Valkey, junk: str) -> None:
+    async with valkey.client() as client, store(valkey.url) as shared:
+        replica = Replica(shared, of_size(9))
+        key = "kvsync:snapshot:ns/a#1"
+        if junk == "another type":
+            await client.lpush(key, "a list")
+        elif junk == "noise":
+            await client.set(key, b"\x00" * 9000)
+        else:
+            await replica.write()
+            good = msgspec.msgpack.decode(await client.get(key))
+            await client.set(key, msgspec.msgpack.encode(good | {"size": 2**62}))
+            await forget_turns(shared)
+        async with asyncio.timeout(5):
+            assert await replica.read() == (None, "too_large" if junk == "no end" else "unreadable")
+            assert await replica.write() == "written"
+        assert await replica.read() == (replica.snapshot, "found")
+
+
 async def test_a_newer_one_takes_its_place_and_the_older_is_gone_soon(valkey: Valkey) -> None:
     async with store(valkey.url) as shared:
         replica = Replica(shared, of_size(2 * PART, seq=1))
