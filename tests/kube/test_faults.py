@@ -3,6 +3,7 @@ meanwhile is found, it is counted by its reason, and nothing is asked without a 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -208,6 +209,52 @@ async def test_watches_that_end_at_once_do_not_turn_a_loop(fake: FakeApiServer, 
         await followed.state("synced")
 
 
+@pytest.mark.parametrize("then", [b"", b'{"type":"ERROR","object":{"code":410}}\n'])
+async def test_watches_that_say_something_and_end_at_once_do_not_turn_a_loop(
+    fake: FakeApiServer, kube: Kube, tmp_path: Path, then: bytes
+) -> None:
+    """The same each time, perhaps, so that it is no sign of getting anywhere; and no watch ends for a while then."""
+    line = json.dumps({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "1"}}})
+    fake.always["watch"] = raw(line.encode() + b"\n" + then)
+    started = time.monotonic()
+    async with following(fake, kube, tmp_path, listed=False) as followed:
+        await followed.counted("watches", 4)
+        lasted = time.monotonic() - started
+        assert lasted > 0.5 * (0.2 + 0.4 + 0.8)
+        assert fake.asked["list"] <= fake.asked["watch"]
+        await kube.create(pod("a"), running("10.0.0.1"))
+        fake.always["watch"] = None
+        await followed.has(kube, a=True)
+
+
+async def test_objects_that_no_one_asked_for_cost_only_themselves(
+    fake: FakeApiServer, kube: Kube, tmp_path: Path
+) -> None:
+    """Those of another namespace, and names that could be mistaken for a part of something else."""
+    await kube.create(pod("a"), running("10.0.0.1"))
+    async with following(fake, kube, tmp_path) as followed:
+        await watched(fake)
+        made = await kube.get("a")
+        metas: list[Json] = [
+            {"namespace": "elsewhere"},
+            {"namespace": ""},
+            {"name": "b/c", "uid": "other"},
+            {"name": "b\r\nX: y", "uid": "other"},
+            {"name": "B", "uid": "other"},
+            {"name": "b", "uid": "other#1"},
+            {"name": "b" * 254, "uid": "other"},
+        ]
+        for kind in ("ADDED", "DELETED"):
+            for meta in metas:
+                told = {"kind": "Pod", **made, "metadata": made["metadata"] | meta}
+                fake.say(json.dumps({"type": kind, "object": told}).encode() + b"\n")
+        await followed.counted("unreadable", 2 * len(metas))
+        await kube.create(pod("fence"), running("10.0.0.99"))
+        await followed.has(kube, a=True, fence=True)
+        assert _kinds(followed) == ["added", "added"]
+        assert fake.asked["list"] == 1
+
+
 async def test_a_deletion_that_is_told_late_hits_nobody_else(fake: FakeApiServer, kube: Kube, tmp_path: Path) -> None:
     """(K5) It is of another uid than the pod that has the name now."""
     await kube.create(pod("a"), running("10.0.0.1"))
@@ -349,6 +396,33 @@ async def test_more_pods_than_there_may_be(
         await followed.counted("too_many")
         assert "narrow kubernetes.selector or namespaces" in (followed.source.status().scopes[0].problem or "")
         await followed.has(kube, a=True)
+
+
+async def test_a_list_that_does_not_end(
+    fake: FakeApiServer, kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page is there in time, and there is always another one. No watch is open meanwhile: that is told as what it
+    is, and given up."""
+    monkeypatch.setattr(reflector, "LIST_PATIENCE", 3)
+    pages = 0
+
+    async def page(_: web.Request) -> web.StreamResponse:
+        nonlocal pages
+        pages += 1
+        await asyncio.sleep(0.02)
+        return web.json_response(PODLIST | {"metadata": {"resourceVersion": "1", "continue": str(pages)}})
+
+    await kube.create(pod("a"), running("10.0.0.1"))
+    async with following(
+        fake, kube, tmp_path, list_timeout=0.5, relist_interval=0.3, degraded_after=0.3, watch_timeout=20.0
+    ) as followed:
+        fake.always["list"] = page
+        await followed.state("degraded")
+        assert "a list is not at its end after" in (followed.source.status().scopes[0].problem or "")
+        await followed.counted("timeout")
+        fake.always["list"] = None
+        await followed.state("synced")
+        assert _kinds(followed) == ["added"]
 
 
 async def test_a_list_that_goes_round_in_circles(fake: FakeApiServer, kube: Kube, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -103,6 +104,10 @@ async def test_the_token_is_read_again(server: Server, kube: Kube, tmp_path: Pat
         await followed.counted("credentials")
         assert str(token) in (followed.source.status().scopes[0].problem or "")
         token.write_text("two lines\nof it")
+        before = followed.count("credentials")
+        await followed.counted("credentials", before + 1)
+        token.unlink()
+        os.mkfifo(token)  # a pipe that nobody writes to is not waited for
         before = followed.count("credentials")
         await followed.counted("credentials", before + 1)
         beside = tmp_path / "next"

@@ -8,6 +8,7 @@ token is sent to the configured server only (no redirect is followed) and stands
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -232,8 +233,8 @@ class ApiServer:
 
 def _token(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            token = stream.read(MAX_TOKEN_BYTES + 1).strip()
+        with open(file, "rb", opener=_without_waiting) as stream:
+            token = (stream.read(MAX_TOKEN_BYTES + 1) or b"").strip()
     except OSError as error:
         raise Trouble(
             "credentials", f"kubernetes.token_file: {file} can't be read: {error.strerror or error}"
@@ -241,6 +242,11 @@ def _token(file: Path) -> str:
     if not token or len(token) > MAX_TOKEN_BYTES or not all(0x21 <= byte <= 0x7E for byte in token):
         raise Trouble("credentials", f"kubernetes.token_file: {file} holds no token")
     return token.decode()
+
+
+def _without_waiting(file: str, flags: int) -> int:
+    """A pipe that nobody writes to would keep a thread for good."""
+    return os.open(file, flags | os.O_NONBLOCK)
 
 
 def _context(tls: EngineTlsSettings) -> ssl.SSLContext:

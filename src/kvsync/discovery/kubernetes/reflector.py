@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from kvsync.config.discovery import KubernetesSettings
+from kvsync.config.discovery import ALL, KubernetesSettings
 from kvsync.discovery.kubernetes.api import ApiServer, Expired, Trouble
 from kvsync.telemetry.logs import Throttle
 
@@ -56,6 +57,12 @@ STEADY: Final = 2.0
 """Seconds that a watch is open after which it counts as one that works, even if nothing happened."""
 PAUSE_FIRST: Final = 0.2
 PAUSE_LAST: Final = 30.0
+PAUSE_BETWEEN: Final = 2.0
+"""The longest one between watches that told something and ended early."""
+LIST_PATIENCE: Final = 10
+"""Of its timeout for one page, what all of a list may take: no watch is open meanwhile."""
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_UID: Final = re.compile(r"[A-Za-z0-9-]{1,128}")
 
 
 class Unreadable(ValueError):
@@ -177,6 +184,8 @@ class Reflector(Generic[T]):
         """Of ``list`` and ``watch``: since when, and what."""
         self._opened: float | None = None
         """Since when a watch is open."""
+        self._listing: float | None = None
+        """Since when a list is fetched."""
         self.listed = asyncio.Event()
         """Set with the first list."""
         self._started = clock()
@@ -191,16 +200,19 @@ class Reflector(Generic[T]):
         now = self._clock()
         self._look_at_watch()
         listed = self._heard is not None
-        since = min([at for at, _ in self._troubles.values()], default=None if listed else self._started)
+        troubles = dict(self._troubles)
+        if self._listing is not None and now - self._listing >= self._settings.degraded_after:
+            troubles.setdefault("list", (self._listing, f"a list is not at its end after {now - self._listing:.0f} s"))
+        since = min([at for at, _ in troubles.values()], default=None if listed else self._started)
         state: State = "synced" if listed else "starting"
         if since is not None and now - since >= self._settings.degraded_after:
             state = "degraded"
-        elif self._troubles and listed:
+        elif troubles and listed:
             state = "failing"
         return ReflectorStatus(
             scope=self.scope,
             state=state,
-            problem="; ".join(dict.fromkeys(text for _, text in self._troubles.values())) or None,
+            problem="; ".join(dict.fromkeys(text for _, text in troubles.values())) or None,
             age=None if self._heard is None else max(0.0, now - self._heard),
             objects=len(self._known),
             counts=dict(self.counts),
@@ -214,10 +226,10 @@ class Reflector(Generic[T]):
     def _look_at_watch(self) -> None:
         """A watch that was opened after trouble, and stays open, ends the trouble."""
         if self._opened is not None and self._clock() - self._opened >= STEADY:
+            self._in_a_row["watch"] = 0
             self._over("watch")
 
     def _over(self, what: What) -> None:
-        self._in_a_row[what] = 0
         if self._troubles.pop(what, None) is not None and not self._troubles:
             _log.info("pods of %s: the API server is heard again", self._shown)
 
@@ -232,7 +244,8 @@ class Reflector(Generic[T]):
         return max(self._pause(what), trouble.after)
 
     def _pause(self, what: What) -> float:
-        """Longer each time, until :meth:`_over`."""
+        """Longer each time, until a list was had, or a watch was open for a while. (That a watch told something is not
+        enough: it may tell the same each time.)"""
         doubled = min(PAUSE_FIRST * 2.0 ** min(self._in_a_row[what], 16), PAUSE_LAST)
         self._in_a_row[what] += 1
         return doubled * (0.5 + 0.5 * self._chance())
@@ -253,8 +266,9 @@ class Reflector(Generic[T]):
     async def step(self) -> float:
         """List, if that is due, and watch until that ends. Returns the seconds to wait before the next step."""
         if self._revision is None or self._clock() >= self._list_due:
+            self._listing = self._clock()
             try:
-                await self._list()
+                await self._list_in_time()
             except Trouble as trouble:
                 pause = self._ill("list", trouble)
                 if self._revision is None:
@@ -263,6 +277,8 @@ class Reflector(Generic[T]):
             else:
                 interval = self._settings.relist_interval
                 self._list_due = self._clock() + interval * (0.9 + 0.2 * self._chance())
+            finally:
+                self._listing = None
         try:
             return await self._watch()
         except Expired:
@@ -276,6 +292,14 @@ class Reflector(Generic[T]):
             return pause
 
     # -- lists -------------------------------------------------------------------------------------------------------
+
+    async def _list_in_time(self) -> None:
+        longest = LIST_PATIENCE * self._settings.list_timeout
+        try:
+            async with asyncio.timeout(longest):
+                await self._list()
+        except TimeoutError:
+            raise Trouble("timeout", f"a list is not at its end after {longest:g} s") from None
 
     async def _list(self) -> None:
         self.counts["lists"] += 1
@@ -323,6 +347,7 @@ class Reflector(Generic[T]):
             raise Trouble("garbage", "the API server's list has no revision")
         self._take_over(found)
         self._revision = revision
+        self._in_a_row["list"] = 0
         self._well("list")
         self.listed.set()
 
@@ -349,10 +374,15 @@ class Reflector(Generic[T]):
         if not meta.name or not meta.uid:
             raise ValueError("an object has no name or no uid")
         try:
+            if self.scope not in (ALL, meta.namespace):
+                raise Unreadable(f"was told of among those of {self._shown}")
+            if not (_NAME.fullmatch(meta.name) and _UID.fullmatch(meta.uid)):
+                raise Unreadable("has a name or uid that no API server lets in")
             value = self._digest(bytes(raw))
         except Unreadable as bad:
             self.counts["unreadable"] += 1
-            self._throttle.warning("unreadable", "%s %s/%s: %s", self._kind, meta.namespace, meta.name, bad)
+            named = f"{meta.namespace[:253]}/{meta.name[:253]}"
+            self._throttle.warning("unreadable", "%s %s: %s", self._kind, named, bad)
             value = None
         return (meta.namespace, meta.name), meta.uid, None if value is None else _Known(meta.uid, value)
 
@@ -395,16 +425,20 @@ class Reflector(Generic[T]):
         finally:
             self._look_at_watch()
             self._opened = None
+        lasted = self._clock() - opened
+        brief = lasted < min(STEADY, 0.8 * limit)
+        if not brief:
+            self._in_a_row["watch"] = 0
         if self.counts["events"] + self.counts["bookmarks"] > heard_before:
             self._well("watch")
             if trouble is not None and trouble.reason in ("cut", "timeout"):
                 self.counts["cut"] += 1
-                return self._pause("watch")
+                return min(self._pause("watch"), PAUSE_BETWEEN)
             if trouble is None:
-                return 0.0
+                return min(self._pause("watch"), PAUSE_BETWEEN) if brief else 0.0
         if trouble is not None:
             raise trouble
-        if self._clock() - opened < 0.8 * limit:
+        if lasted < 0.8 * limit:
             raise Trouble("cut", "a watch ended at once")
         # Either nothing at all happened in the cluster, or the revision means nothing to this server: only a list can
         # tell which. (Were the revision right, a bookmark had come with any write.)
