@@ -52,6 +52,7 @@ class Conversation:
         self._admitted: Admitted | None = None
         self._subset: frozenset[str] | None = None
         self._duplex = False
+        self._modes_told = False
         self._answer_mode: int = _Mode.NONE
         self._pieces = bytearray()
         self._trailers = False
@@ -109,6 +110,11 @@ class Conversation:
             told.append(replies.go_on("request_trailers"))
         return told
 
+    @property
+    def unfinished(self) -> bool:
+        """The request did not come whole, so far."""
+        return self._admitted is not None and self._course is None and not self._told
+
     def end(self, outcome: Outcome) -> None:
         """The stream is over. May be called again."""
         self._pieces.clear()
@@ -125,11 +131,13 @@ class Conversation:
         rooms = self._desk.rooms
         mode: int = _Mode.BUFFERED
         if message.HasField("protocol_config"):  # older Envoys don't tell
+            self._modes_told = True
             mode = message.protocol_config.request_body_mode
             self._answer_mode = message.protocol_config.response_body_mode
         self._duplex = mode == _Mode.FULL_DUPLEX_STREAMED
         path = "other"
         try:
+            check_framing(head, rooms.settings.max_body_bytes, has_body=not message.request_headers.end_of_stream)
             self._admitted = self._admission.admit(head.method, head.target, head.fields)
             path = self._admitted.route.path
             own = self._admission.answer(head.method, self._admitted.route)
@@ -138,7 +146,6 @@ class Conversation:
                 rooms.telemetry.answered(path, own.status, 0.0, "gateway")
                 fields = [(own.field[0].decode(), own.field[1]), ("request-id", Wishes(head.fields).request_id)]
                 return [replies.answer_now(own.status, fields, own.body, "gateway")]
-            check_framing(head, rooms.settings.max_body_bytes)
             if mode not in (_Mode.BUFFERED, _Mode.FULL_DUPLEX_STREAMED):
                 raise errors.body_not_buffered()
         except Problem as problem:
@@ -147,10 +154,16 @@ class Conversation:
             return self._begin(b"")
         if self._duplex:
             return []
-        response = replies.go_on("request_headers")
-        if self._read_answers and self._answer_mode == _Mode.NONE:
-            response.mode_override.CopyFrom(replies.show_answer())
-        return [response]
+        return [self._go_on()]
+
+    def _go_on(self) -> pb.ProcessingResponse:
+        """The head is in order."""
+        bodies = self._answer_mode
+        if self._read_answers and bodies == _Mode.NONE:
+            return replies.send_the_rest(_Mode.STREAMED)
+        if self._modes_told and bodies != _Mode.FULL_DUPLEX_STREAMED:  # of which Envoy lets nobody change anything
+            return replies.send_the_rest(bodies)
+        return replies.go_on("request_headers")
 
     def _on_body(self, message: pb.ProcessingRequest) -> Sequence[pb.ProcessingResponse] | None:
         body = message.request_body
@@ -164,9 +177,9 @@ class Conversation:
         return self._limited(self._take_pieces())
 
     def _on_trailers(self, message: pb.ProcessingRequest) -> Sequence[pb.ProcessingResponse] | None:
-        if not self._duplex or self._course is not None or self._told or self._admitted is None:
+        if self._course is not None or self._told or self._admitted is None:
             return [replies.go_on("request_trailers")]
-        self._trailers = True
+        self._trailers = True  # without a body before them, where those are buffered
         return self._limited(self._take_pieces())
 
     def _take_pieces(self) -> bytes:

@@ -43,8 +43,9 @@ def read_head(told: pb.HttpHeaders) -> Head:
     return Head(method, target, status, fields)
 
 
-def check_framing(head: Head, max_body_bytes: int) -> None:
-    """Refuse what the gateway's own port refuses, as far as Envoy has not seen to it.
+def check_framing(head: Head, max_body_bytes: int, *, has_body: bool) -> None:
+    """Refuse what the gateway's own port refuses, as far as Envoy has not seen to it, and before anything else as
+    there.
 
     Raises:
         Problem: see there.
@@ -52,10 +53,12 @@ def check_framing(head: Head, max_body_bytes: int) -> None:
     if len(head.target) > MAX_URL:
         raise errors.url_too_long(MAX_URL)
     for lower, _, value in head.fields:
-        if lower == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+        if has_body and lower == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise errors.compressed_body()
         if lower == b"content-length" and value.isdigit() and (len(value) > 20 or int(value) > max_body_bytes):
             raise errors.body_too_large(max_body_bytes)
+        if lower == b"expect" and value.strip().lower() != b"100-continue":
+            raise errors.expectation()
 
 
 def read_subset(message: pb.ProcessingRequest) -> frozenset[str] | None:

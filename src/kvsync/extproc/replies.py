@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from google.protobuf.struct_pb2 import Struct
@@ -44,13 +45,19 @@ def go_on(kind: str) -> pb.ProcessingResponse:
     return response
 
 
-def show_answer() -> pb.ProcessingMode:
-    """Show the answer's body, piece by piece; everything else as configured."""
-    return pb.ProcessingMode(
-        response_header_mode=pb.ProcessingMode.SEND,
-        request_body_mode=pb.ProcessingMode.BUFFERED,
-        response_body_mode=pb.ProcessingMode.STREAMED,
+@lru_cache(16)
+def send_the_rest(bodies: int) -> pb.ProcessingResponse:
+    """A request's head is in order: send its body whole, trailers even where there is none, the head of its answer, and
+    the body of that as ``bodies`` says (a ``BodySendMode``). It takes the place of what Envoy is configured to send."""
+    mode = pb.ProcessingMode
+    rest = mode(
+        request_body_mode=mode.BUFFERED,
+        request_trailer_mode=mode.SEND,
+        response_header_mode=mode.SEND,
+        response_body_mode=bodies,  # type: ignore[arg-type]
+        response_trailer_mode=mode.SKIP if bodies == mode.NONE else mode.SEND,
     )
+    return pb.ProcessingResponse(request_headers=pb.HeadersResponse(), mode_override=rest)
 
 
 def forward(changes: pb.HeaderMutation, address: str, body: bytes | None) -> pb.ProcessingResponse:
@@ -132,5 +139,5 @@ __all__ = [
     "go_on",
     "mutation",
     "refuse",
-    "show_answer",
+    "send_the_rest",
 ]

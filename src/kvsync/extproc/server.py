@@ -37,7 +37,8 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 class Telemetry(conversation.Telemetry, Protocol):
     def extproc_stream(self, event: str) -> None:
-        """``opened``, ``turned_away`` (there are too many), ``malformed`` (no message of Envoy's)."""
+        """``opened``, ``turned_away`` (there are too many), ``malformed`` (no message of Envoy's),
+        ``incomplete_request`` (it ended before the request's last byte)."""
 
 
 class ExtProc:
@@ -153,6 +154,8 @@ class ExtProc:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
         finally:
             self.streams -= 1
+            if talk.unfinished:
+                self._telemetry.extproc_stream("incomplete_request")
             talk.end(self._ending)
 
     async def _converse(self, talk: Conversation, context: _Context) -> None:

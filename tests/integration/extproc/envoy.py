@@ -42,6 +42,14 @@ def filter_of(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def in_pieces(config: dict[str, Any], *, answers: bool = False) -> None:
+    """Have requests (and answers) sent as gateways of the Gateway API have them sent."""
+    mode = filter_of(config)["processing_mode"]
+    mode |= {"request_body_mode": "FULL_DUPLEX_STREAMED", "response_header_mode": "SEND"}
+    if answers:
+        mode |= {"response_body_mode": "FULL_DUPLEX_STREAMED", "response_trailer_mode": "SEND"}
+
+
 def cluster(config: dict[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = next(each for each in config["static_resources"]["clusters"] if each["name"] == name)
     return found

@@ -134,6 +134,7 @@ async def test_clients_that_leave(tmp_path: Path) -> None:
         client.reset()
         await eventually(lambda: extproc.streams == 0)
         assert made.figure("kvsync_requests_cut_total", path="/v1/completions", outcome="client_gone") == 0
+        assert made.figure("kvsync_extproc_streams_total", event="incomplete_request") == 1
         for number, body in enumerate((BODY, BODY.replace(b"hello", b"streamed")), 1):
             client = await made.client()
             await client.send(post(body))

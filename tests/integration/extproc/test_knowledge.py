@@ -73,7 +73,7 @@ async def test_usage_is_read_where_answers_are_shown(tmp_path: Path, way: str, m
         if way.isupper():
             filter_of(config)["processing_mode"]["response_body_mode"] = way
         if way == "FULL_DUPLEX_STREAMED":
-            filter_of(config)["processing_mode"]["response_trailer_mode"] = "SEND"
+            filter_of(config)["processing_mode"] |= {"response_header_mode": "SEND", "response_trailer_mode": "SEND"}
 
     seen: list[Any] = []
     extproc = {"read_answers": way == "asked for"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.extproc.envoy import cluster, endpoints, filter_of, manager
+from tests.integration.extproc.envoy import cluster, endpoints, filter_of, in_pieces, manager
 from tests.integration.extproc.harness import good, street
 from tests.integration.gateway.harness import BODY, eventually, post
 
@@ -27,12 +27,7 @@ def policy(name: str, kind: str, **fields: Any) -> dict[str, Any]:
 
 def as_a_gateway(config: dict[str, Any], source: str, ports: list[int], allowed: list[str] | None) -> None:
     """What Envoy's gateways of the Gateway API make of an InferencePool."""
-    filter_of(config)["processing_mode"] |= {
-        "request_body_mode": "FULL_DUPLEX_STREAMED",
-        "response_body_mode": "FULL_DUPLEX_STREAMED",
-        "request_trailer_mode": "SEND",
-        "response_trailer_mode": "SEND",
-    }
+    in_pieces(config, answers=True)
     manager(config)["route_config"]["virtual_hosts"][0]["routes"] = [
         {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.http import SSE_HEAD, FakeEngine, Received, Talk, chunk, reply
-from tests.integration.extproc.envoy import filter_of
+from tests.integration.extproc.envoy import in_pieces
 from tests.integration.extproc.harness import Street, good, note, street
 from tests.integration.gateway.harness import BODY, Answer, eventually, post
 
@@ -91,6 +91,10 @@ REFUSED: list[bytes] = [
     post(BODY, b"/v1/completions", b"external-filter: (("),
     post(BODY, b"/v1/completions", b"external-filter: zone=nowhere"),
     post(BODY, b"/v1/completions", b"content-encoding: gzip"),
+    post(b"", b"/v1/completions", b"content-encoding: gzip"),
+    post(BODY, b"/sleep", b"content-encoding: gzip"),
+    post(BODY, b"/v1/completions", b"expect: nonsense"),
+    post(BODY, b"/" + b"x" * 9000),
     post(BODY, b"/reset_prefix_cache"),
     post(BODY, b"/v1/models"),
     post(BODY, b"/v1/completions/../../sleep"),
@@ -116,9 +120,8 @@ async def test_the_same_requests_get_the_same_answers(tmp_path: Path, mode: str)
     """(X2) And the engine gets the same request."""
 
     def changes(config: dict[str, Any]) -> None:
-        filter_of(config)["processing_mode"]["request_body_mode"] = mode
         if mode != "BUFFERED":
-            filter_of(config)["processing_mode"]["request_trailer_mode"] = "SEND"
+            in_pieces(config)
 
     # Envoy sends chunks to the engine where the body came in pieces.
     apart = ENVOYS | {b"content-length", b"transfer-encoding"} if mode != "BUFFERED" else ENVOYS
@@ -170,9 +173,8 @@ async def test_large_bodies(tmp_path: Path, mode: str) -> None:
     """(P8) 5 MB arrive byte for byte, with their length; beyond the limit there is one clear refusal."""
 
     def changes(config: dict[str, Any]) -> None:
-        filter_of(config)["processing_mode"]["request_body_mode"] = mode
         if mode != "BUFFERED":
-            filter_of(config)["processing_mode"]["request_trailer_mode"] = "SEND"
+            in_pieces(config)
 
     body = json.dumps({"model": "m", "prompt": "x" * 5_000_000}).encode()
     chunks = [body[at : at + 40_001] for at in range(0, len(body), 40_001)]
@@ -248,6 +250,54 @@ async def test_tenants_keys_and_salts(tmp_path: Path) -> None:
             assert not second.get(b"x-api-key")
         assert len(json.loads(engine.requests[3].body)["cache_salt"]) == 43
         assert "cache_salt" not in json.loads(engine.requests[5].body)
+
+
+MALFORMED: list[tuple[bytes, int]] = [
+    (b"nonsense\r\n\r\n", 400),
+    (b"GET /v1/models HTTP/1.1\r\nHost: h\r\nno field\r\n\r\n", 400),
+    (post(BODY, b"/v1/completions", b"content-length: 3"), 400),
+    (post(BODY, b"https://h/v1/completions"), 403),
+    (post(BODY, b"/v1/completions", b"x: " + b"y" * 70_000), 431),
+]
+
+
+async def test_what_is_malformed_is_told_so(tmp_path: Path) -> None:
+    """By Envoy itself, before kvsync is asked; a filter that has to show it the answer first would lose it. HTTP/1.0 is
+    spoken, as at the gateway's own port."""
+    async with street(tmp_path, good) as made:
+        for raw, status in MALFORMED:
+            answer = await made.say(raw)
+            assert answer.status == status, raw[:80]
+            assert b'"type":"api_error"' in answer.body
+        assert made.figure("kvsync_extproc_streams_total", event="opened") == 0
+        for host in (b"Host: h\r\n", b""):
+            client = await made.client()
+            head = b"POST /v1/completions HTTP/1.0\r\n%bContent-Length: %d\r\n\r\n" % (host, len(BODY))
+            await client.send(head + BODY)
+            said = await client.reader.read()
+            assert said.startswith(b"HTTP/1.0 200 OK\r\n")
+            assert said.endswith(b'{"ok":true}')
+
+
+def http2(kind: int, flags: int, payload: bytes = b"", stream: int = 1) -> bytes:
+    """One frame."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+@pytest.mark.parametrize("name", ["envoy.yaml", "envoy-fail-open.yaml"])
+async def test_trailers_in_place_of_a_body_are_no_way_round_a_decision(tmp_path: Path, name: str) -> None:
+    """(X2) Only HTTP/2 can say so. Envoy has no body to show then, and would go on without a decision."""
+    fields = {b":method": b"POST", b":path": b"/v1/completions", b":scheme": b"http", b":authority": b"h"}
+    literal = [bytes([0, len(key)]) + key + bytes([len(value)]) + value for key, value in fields.items()]
+    async with street(tmp_path, good, name=name) as made:
+        client = await made.client()
+        settings, head, trailers = http2(4, 0, stream=0), http2(1, 4, b"".join(literal)), http2(1, 5, b"\x00\x01t\x011")
+        await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + head + trailers)
+        reason = {"path": "/v1/completions", "status": "400", "reason": "bad_json"}
+        await eventually(lambda: made.figure("kvsync_requests_total", **reason) == 1)
+        said = await client.reader.readuntil(b"}}")
+        assert b'"message":"the request body is not valid JSON' in said
+        assert made.engines[0].requests == []
 
 
 async def test_ranks(tmp_path: Path) -> None:

@@ -341,14 +341,42 @@ async def test_usage_that_was_asked_for_is_taken_out_where_answers_are_shown(tow
         assert town.answers[-1][1:] == (200, {"prompt_tokens": 7})
 
 
-async def test_answers_are_asked_for_only_where_that_is_set(town: Town) -> None:
-    (reply,) = town.talk().hear(head()) or ()
-    assert not reply.HasField("mode_override")
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("answers", [Mode.NONE, Mode.STREAMED, Mode.BUFFERED])
+async def test_the_head_of_an_answer_is_asked_for_and_its_body_only_where_that_is_set(
+    town: Town, answers: int, read: bool
+) -> None:
+    town.read_answers = read
+    (reply,) = town.talk().hear(head(answers=answers)) or ()
+    asked = reply.mode_override
+    assert (asked.request_body_mode, asked.request_trailer_mode) == (Mode.BUFFERED, Mode.SEND)
+    assert asked.response_header_mode == Mode.SEND
+    assert asked.response_body_mode == (Mode.STREAMED if read and answers == Mode.NONE else answers)
+
+
+async def test_an_envoy_whose_modes_are_not_known_keeps_them(town: Town) -> None:
+    """Its answers' bodies may be shown already; and pieces both ways can't be changed."""
+    message = head()
+    message.ClearField("protocol_config")
+    for told in (message, head(answers=Mode.FULL_DUPLEX_STREAMED)):
+        (reply,) = town.talk().hear(told) or ()
+        assert not reply.HasField("mode_override")
     town.read_answers = True
-    (reply,) = town.talk().hear(head()) or ()
+    (reply,) = town.talk().hear(message) or ()
     assert reply.mode_override.response_body_mode == Mode.STREAMED
-    (reply,) = town.talk().hear(head(answers=Mode.BUFFERED)) or ()
-    assert not reply.HasField("mode_override")
+
+
+async def test_trailers_where_no_body_came(town: Town) -> None:
+    """Nothing but a refusal can come of it, and it is counted."""
+    for mode in (Mode.BUFFERED, Mode.FULL_DUPLEX_STREAMED):
+        talk = town.talk()
+        talk.hear(head(mode))
+        assert talk.unfinished
+        status, message = refusal(talk.hear(pb.ProcessingRequest(request_trailers=pb.HttpTrailers())))
+        assert (status, message.partition(":")[0]) == (400, "the request body is not valid JSON")
+        assert not talk.unfinished
+        talk.end("client_gone")
+    assert town.counters.answers["/v1/completions", 400, "bad_json"] == 2
 
 
 @pytest.mark.parametrize(
