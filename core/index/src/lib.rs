@@ -18,6 +18,7 @@ mod image;
 pub mod index;
 pub mod key;
 pub mod observed;
+mod page;
 pub mod parked;
 pub mod removals;
 pub mod shared;

@@ -19,6 +19,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::page::Page;
 use crate::steps::Steps;
 
 /// From how many items on a shard that is full splits instead of growing.
@@ -178,13 +179,13 @@ const PAGE: usize = 64;
 /// The groups of a shard, in pages.
 #[derive(Debug)]
 struct Groups<T, const N: usize> {
-    pages: Box<[Box<[Group<T, N>]>]>,
+    pages: Box<[Page<Group<T, N>>]>,
     len: usize,
 }
 
 impl<T: Copy, const N: usize> Groups<T, N> {
     fn new(len: usize, any: T) -> Self {
-        let page = |first: usize| vec![Group::empty(any); PAGE.min(len - first)].into();
+        let page = |first: usize| Page::new(PAGE.min(len - first), Group::empty(any));
         Self { pages: (0..len).step_by(PAGE).map(page).collect(), len }
     }
 
@@ -193,7 +194,7 @@ impl<T: Copy, const N: usize> Groups<T, N> {
     }
 
     fn bytes(&self) -> usize {
-        self.len * size_of::<Group<T, N>>() + size_of_val(&*self.pages)
+        self.pages.iter().map(Page::bytes).sum::<usize>() + size_of_val(&*self.pages)
     }
 
     fn len(&self) -> usize {
@@ -206,7 +207,7 @@ impl<T: Copy, const N: usize> Groups<T, N> {
     }
 
     fn iter(&self) -> impl Iterator<Item = &Group<T, N>> {
-        self.pages.iter().flatten()
+        self.pages.iter().flat_map(|page| page.iter())
     }
 }
 
