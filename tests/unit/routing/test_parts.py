@@ -16,7 +16,7 @@ from kvsync.routing import filters
 from kvsync.routing.decision import Load
 from kvsync.routing.errors import BadFilter
 from kvsync.routing.expected import GRID, Expectation, ExpectedTable, Hope, context_seed, prefix_keys
-from kvsync.routing.fleet import Fleet
+from kvsync.routing.fleet import LEFT, Fleet
 from kvsync.routing.load import LoadTable, Ticket
 from tests.unit.routing.world import Clock, engine, tokens
 
@@ -133,6 +133,40 @@ def test_a_model_can_be_known_before_it_has_engines() -> None:
 def test_an_adapter_claimed_twice_means_the_first_model_by_name() -> None:
     one, two = engine("a", model="z", adapters=("x",)), engine("b", model="k", adapters=("x",))
     assert fleet(one, two).resolve("x") == fleet(two, one).resolve("x") == ("k", "x")
+
+
+def test_a_model_that_nobody_serves_keeps_nobody_from_an_adapter_of_its_name() -> None:
+    """As after a label that held the adapter's name for a moment."""
+    wrong, right = engine("a", model="x"), engine("b", model="m", adapters=("x",))
+    made = fleet(wrong, right)
+    assert (made.resolve("x"), made.models()) == (("x", None), (("m", None), ("x", None)))
+    made.apply(Change("changed", replace(wrong, model="m")))
+    assert (made.resolve("x"), made.models()) == (("m", "x"), (("m", None), ("x", "m")))
+    made.apply(Change("gone", right))
+    assert (made.resolve("x"), made.models()) == (("x", None), (("m", None), ("x", None)))
+
+
+def test_models_that_come_and_go_do_not_fill_the_memory() -> None:
+    """(L2) A label that holds another name each time."""
+    made = Fleet(["listed"])
+    stays = engine("b", model="stays")
+    made.apply(Change("added", stays))
+    for turn in range(3 * LEFT):
+        flaps = engine("a", model=f"m{turn}")
+        made.apply(Change("added", flaps))
+        if turn % 2:
+            made.apply(Change("changed", replace(flaps, model="stays")))
+            made.apply(Change("gone", replace(flaps, model="stays")))
+        else:
+            made.apply(Change("gone", flaps))
+    known = {name for name, _ in made.models()}
+    assert known == {"listed", "stays", *(f"m{turn}" for turn in range(2 * LEFT, 3 * LEFT))}
+    made.apply(Change("added", engine("a", model=f"m{2 * LEFT}")))  # it is served again, and left last of all
+    made.apply(Change("gone", engine("a", model=f"m{2 * LEFT}")))
+    made.apply(Change("added", engine("a", model="one more")))
+    made.apply(Change("gone", engine("a", model="one more")))
+    assert made.resolve(f"m{2 * LEFT}") is not None
+    assert made.resolve(f"m{2 * LEFT + 1}") is None
 
 
 def test_a_model_s_name_beats_an_adapter_s() -> None:
