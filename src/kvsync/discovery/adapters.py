@@ -34,6 +34,8 @@ TIMEOUT: Final = 5.0
 MAX_BYTES: Final = 4 << 20
 MAX_ADAPTERS: Final = 1000
 """Of one engine."""
+SHOWN: Final = 10
+"""In a line of the log: it would have a quarter of a megabyte."""
 LONGEST_PAUSE: Final = 300.0
 """Seconds between two questions to an engine that doesn't answer, unless the interval is longer."""
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f]{1,253}")
@@ -156,7 +158,7 @@ class Adapters:
                 asked.learned = learned
                 now = asked.whole()
                 if now != before:
-                    _log.info("engine %s has the adapters %s", engine.name, ", ".join(now.adapters) or "(none)")
+                    _log.info("engine %s has the adapters %s", engine.name, _shown(now.adapters))
                     self._deliver(Change("changed", now))
         finally:
             asked.busy = False
@@ -166,6 +168,11 @@ class Adapters:
     def _pause(self, asked: _Asked) -> float:
         interval = self._settings.adapters_interval
         return min(interval * 2.0 ** min(asked.failed_in_a_row, 16), max(LONGEST_PAUSE, interval))
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return (", ".join(names[:SHOWN]) or "(none)") + more
 
 
 class _NoList(ValueError):

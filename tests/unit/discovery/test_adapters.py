@@ -104,6 +104,19 @@ async def test_they_come_and_go_as_the_engine_says(place: Place) -> None:
     assert len(place.told) == count
 
 
+async def test_a_thousand_of_them_are_no_line_of_a_quarter_megabyte(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvsync.discovery.adapters")
+    names = tuple(sorted(f"{n}-".ljust(250, "x") for n in range(MAX_ADAPTERS)))
+    place.body = page(*(card(name, "m") for name in names))
+    place.adapters.apply(Change("added", place.engine))
+    await place.has("own", *names)
+    (line,) = caplog.messages
+    assert line.endswith(" and 991 more")
+    assert len(line) < 4000
+
+
 @pytest.mark.parametrize(("status", "body"), [(500, b""), (404, b""), (200, b"<html>"), (302, b""), (401, b"")])
 async def test_an_engine_that_answers_nonsense_keeps_those_it_had(place: Place, status: int, body: bytes) -> None:
     place.body = page(card("b", "m"))
