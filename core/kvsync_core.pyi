@@ -287,8 +287,9 @@ class PrefixIndex:
         """Tokens per block of each worker of ``model``; 0 before its first store."""
 
     def dump(self, worker: str) -> bytes | None:
-        """What is known of a worker, for :meth:`restore`, here or elsewhere. To be called where nothing else changes
-        the worker meanwhile; lookups go on. None: that can't be told now, or the worker is not registered."""
+        """What is known of a worker, for :meth:`restore`, here or elsewhere. Of one moment, whichever thread
+        asks, while all others go on; to be called where no batches come for the worker meanwhile. None: that can't be
+        told now, or the worker is not registered."""
 
     def restore(self, worker: str, image: bytes) -> None:
         """Have a worker that is registered, and of which nothing is known yet, know what an image tells.

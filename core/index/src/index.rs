@@ -335,6 +335,15 @@ impl Index {
         {}
     }
 
+    /// Mark a worker, or the one that takes its place meanwhile. Where it `has` the mark, nothing changes and nobody waits:
+    /// requests do this, and most find it done.
+    pub fn mark(&self, name: &str, has: impl Fn(&Worker) -> bool, mark: impl Fn(&mut Worker)) {
+        let marked = |registered: Arc<Registered>| registered.worker(&registered.model.body.read()).is_some_and(&has);
+        if !self.worker(name).is_some_and(marked) {
+            self.change_named(name, |worker, _| mark(worker));
+        }
+    }
+
     fn models(&self) -> Vec<Arc<Model>> {
         self.registry.read().by_model.values().map(|(model, _)| Arc::clone(model)).collect()
     }

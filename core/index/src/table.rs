@@ -544,6 +544,24 @@ impl<T: Copy, const N: usize> Table<T, N> {
         groups + self.shards.capacity() * size_of::<Shard<T, N>>() + self.directory.capacity() * size_of::<u32>()
     }
 
+    /// Shows the items from a place on, as far as there are steps. Returns where to go on, if that is not all of them.
+    pub(crate) fn look_through(&self, from: Place, steps: &mut Steps, mut look: impl FnMut(&T)) -> Option<Place> {
+        let Place { mut shard, mut group } = from;
+        while let Some(at) = self.shards.get(shard) {
+            let Some(items) = at.groups.get(group) else {
+                (shard, group) = (shard + 1, 0);
+                continue;
+            };
+            if !steps.are_left() {
+                return Some(Place { shard, group });
+            }
+            steps.take(N);
+            items.items().iter().for_each(&mut look);
+            group += 1;
+        }
+        None
+    }
+
     /// All items, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.shards.iter().flat_map(Shard::iter)

@@ -462,6 +462,64 @@ fn an_image_is_of_one_moment() {
     });
 }
 
+/// A worker whose blocks are plain under names of its own, and as many that are not plain.
+fn in_all_ways(blocks: u64) -> Index {
+    let index = with_a_chain(blocks);
+    index.add_worker("other", "m", Facts::default());
+    let stored = |hashes: std::ops::Range<u64>, tokens: std::ops::Range<u32>| {
+        let run = Run {
+            hashes: hashes.map(EngineHash::Unsigned).collect(),
+            parent: None,
+            tokens: tokens.collect(),
+            block_size: 1,
+            adapter: Adapter::None,
+            extra_keys: Some(vec![]),
+        };
+        Event::Stored(Stored { run, tier: Some(Tier::Gpu), group: 0, kind: None, window: None })
+    };
+    let (first, tokens) = (1 << 40, blocks as u32);
+    let alike = stored(first..first + blocks, 0..tokens);
+    let twice = stored(2 * first..2 * first + blocks, 1 << 30..(1 << 30) + tokens);
+    let events = [alike, twice.clone(), twice];
+    index.change_named("other", |worker, shared| worker.apply(shared, None, events.clone()));
+    index
+}
+
+#[test]
+fn all_that_takes_several_pieces_is_told() {
+    const LONG: u64 = 40_000;
+    let index = in_all_ways(LONG);
+    let image = index.dump("other").unwrap();
+    let told = Index::new();
+    told.add_worker("other", "m", Facts::default());
+    told.restore("other", &image).unwrap();
+    let state = |index: &Index| {
+        let (_, state) = index.describe().into_iter().find(|(name, _)| name == "other").unwrap();
+        (state.blocks, state.copies, state.placed)
+    };
+    assert_eq!(state(&told), (2 * LONG, 3 * LONG, 2 * LONG));
+    assert_eq!(state(&told), state(&index));
+    let again = told.dump("other").unwrap();
+    assert_eq!(again.len(), image.len());
+}
+
+#[test]
+fn marks_that_are_there_keep_nobody_from_being_told() {
+    let index = with_a_chain(100_000);
+    let mark = || index.mark("w", kvsync_index::Worker::is_marked_hidden_keys, kvsync_index::Worker::mark_hidden_keys);
+    let done = AtomicBool::new(false);
+    mark();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                mark();
+            }
+        });
+        let _ends = Ends(&done);
+        assert!((0..20).all(|_| index.dump("w").is_some()));
+    });
+}
+
 #[test]
 fn an_image_is_seen_wholly_or_not_at_all() {
     const LONG: u64 = 50_000;

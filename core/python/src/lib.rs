@@ -127,11 +127,11 @@ impl PrefixIndex {
     }
 
     fn mark_reannouncing(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, |worker, _| worker.mark_reannouncing());
+        py.detach(|| self.index.mark(worker, Worker::is_marked_reannouncing, Worker::mark_reannouncing));
     }
 
     fn mark_hidden_keys(&self, py: Python<'_>, worker: &str) {
-        self.change(py, worker, |worker, _| worker.mark_hidden_keys());
+        py.detach(|| self.index.mark(worker, Worker::is_marked_hidden_keys, Worker::mark_hidden_keys));
     }
 
     fn drops_last_block(&self, py: Python<'_>, worker: &str) {

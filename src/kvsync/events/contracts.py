@@ -126,7 +126,8 @@ class TellingSink(Sink, Protocol):
     """A sink that can tell what it knows of a worker to another replica's."""
 
     def dump(self, worker: str) -> bytes | None:
-        """``None``: that can't be told now."""
+        """``None``: that can't be told now. The one call that comes in another thread than the reader's, which
+        applies nothing of this worker meanwhile; what happens to it all the same is told wholly or not at all."""
         ...
 
     def restore(self, worker: str, image: bytes) -> None:

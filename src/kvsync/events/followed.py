@@ -72,6 +72,8 @@ class Followed:
         self.overdue = False
         self.refused = False
         """Somebody answered in place of the engine since it was last connected."""
+        self.set_aside = False
+        """Nothing is read of it while the sink tells what it knows of the worker: its sockets are not waited for."""
         self.logged: State | None = None
         self.judged: State | None = None
         """The state in which it was last asked whether the worker may be relied on; that can't change within one."""

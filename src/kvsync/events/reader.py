@@ -4,6 +4,8 @@ What must always hold
     * All sockets and streams belong to this thread, and so do the sink's calls. Others hand it commands, which run
       between two drains in the order given; hence whatever was read for an earlier registration of a worker is with the
       sink, or gone, before the next one begins, and nothing of it arrives later.
+    * Only what a sink knows of a worker is told in another thread, which takes a while: that worker's stream is set
+      aside meanwhile, so that what is told is what stood at one number of it, and all others go on.
     * Only the end of a worker waits for nothing: whoever ends it tells the sink at once. What this thread still has for
       the worker is about nobody then, and no command given before brings it back (``_wanted`` says which may).
     * One turn takes a bounded number of messages and bytes, shared fairly among the sockets that have any, and hands
@@ -19,8 +21,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import zmq
@@ -131,6 +134,9 @@ class Reader:
         self._replaying: set[Followed] = set()
         self._turned_at = float("inf")
         self._ticked_at = float("-inf")
+        self._teller = ThreadPoolExecutor(1, "kvsync-snapshot")
+        self._taken_up: list[Followed] = []
+        """Streams that were set aside, and may have messages which nobody has to be waited for."""
         self._wanted: dict[str, _Wanted] = {}
         self._wanting = threading.Lock()
         """Guards ``_wanted``, together with the sink's additions and removals."""
@@ -176,7 +182,18 @@ class Reader:
 
         The future raises ``ReaderEnded`` after the end.
         """
-        return self._submit(lambda: self._snapshot(worker))
+        answer: Future[Snapshot | None] = Future()
+
+        def look(step: Future[None]) -> None:
+            error = step.exception()
+            if error is not None and (answer.running() or answer.set_running_or_notify_cancel()):
+                answer.set_exception(error)
+
+        def told(followed: Followed, position: Position, image: Future[bytes | None]) -> None:
+            self._submit(lambda: self._end_snapshot(followed, position, image, answer)).add_done_callback(look)
+
+        self._submit(lambda: self._begin_snapshot(worker, answer, told)).add_done_callback(look)
+        return answer
 
     def unfollow(self, worker: str) -> None:
         """End a worker: the sink knows it no more when this returns, whatever the thread is busy with."""
@@ -287,6 +304,7 @@ class Reader:
                 for worker in list(self._followed):
                     self._close(worker)
             finally:
+                self._teller.shutdown()
                 self._context.destroy(linger=0)
                 self._wake_read.close()
                 self._wake_write.close()
@@ -294,11 +312,17 @@ class Reader:
     def _turn(self) -> None:
         talkers = self._inlet.wait(self._settings.poll_timeout, self._settings.batch_size, DRAIN_BYTES)
         self._obey()
+        taken_up, self._taken_up = self._taken_up, []
         now = self._clock()
         stood_still, self._turned_at = now - self._turned_at, now
         if stood_still > self._settings.heartbeat_timeout + self._settings.poll_timeout:
             self._look_everywhere(stood_still, now)
-        talkers = [f for f in talkers if self._followed.get(f.target.worker) is f]  # the others were left just now
+        # those that were left or set aside just now are not looked at
+        talkers = [
+            f
+            for f in {**dict.fromkeys(talkers), **dict.fromkeys(taken_up)}
+            if self._followed.get(f.target.worker) is f and not f.set_aside
+        ]
         if talkers:
             share = max(1, self._settings.batch_size // len(talkers))
             size = DRAIN_BYTES // len(talkers)
@@ -384,14 +408,58 @@ class Reader:
             return None
         return snapshot.position
 
-    def _snapshot(self, worker: str) -> Snapshot | None:
-        followed = self._followed.get(worker)
-        if followed is None or not isinstance(self._sink, TellingSink) or not followed.usable or followed.outdated:
-            return None
-        self._feed.hand_over()
-        position = followed.stream.position  # nothing is read between this and the next line, by the sink neither
-        image = None if position is None else self._sink.dump(worker)
-        return None if position is None or image is None else Snapshot(position, image)
+    def _begin_snapshot(
+        self,
+        worker: str,
+        answer: Future[Snapshot | None],
+        told: Callable[[Followed, Position, Future[bytes | None]], None],
+    ) -> None:
+        """Have the sink tell; ``told`` is called in another thread when it has. Where it can't, that is answered."""
+        if not answer.set_running_or_notify_cancel():
+            return
+        followed, sink = self._followed.get(worker), self._sink
+        position = None
+        if followed is not None and followed.usable and not followed.outdated and not followed.set_aside:
+            self._feed.hand_over()
+            position = followed.stream.position
+        if followed is None or position is None or not isinstance(sink, TellingSink):
+            answer.set_result(None)
+            return
+        self._set_aside(followed)
+        image = self._teller.submit(sink.dump, worker)
+        image.add_done_callback(partial(told, followed, position))
+
+    def _end_snapshot(
+        self,
+        followed: Followed,
+        position: Position,
+        image: Future[bytes | None],
+        answer: Future[Snapshot | None],
+    ) -> None:
+        still = self._take_up(followed)  # else something happened to it, before or after it was told
+        if (failed := image.exception()) is not None:
+            answer.set_exception(failed)
+            return
+        told = image.result()
+        answer.set_result(Snapshot(position, told) if still and told is not None else None)
+
+    def _set_aside(self, followed: Followed) -> None:
+        for part in (followed.sockets.sub, followed.sockets.monitor):
+            if part is not None:
+                self._inlet.remove(part)
+        followed.set_aside = True
+
+    def _take_up(self, followed: Followed) -> bool:
+        """Read a stream again, if it is still set aside."""
+        if not followed.set_aside:
+            return False
+        followed.set_aside = False
+        for part in (followed.sockets.sub, followed.sockets.monitor):
+            if part is not None:
+                self._inlet.add(followed, part)
+        self._inlet.settle(followed)
+        self._taken_up.append(followed)
+        return True
 
     def _release(self, worker: str) -> None:
         if self._close(worker) is not None:
@@ -420,6 +488,7 @@ class Reader:
         followed = self._followed.get(worker)
         if followed is None or followed.asleep is asleep:
             return
+        self._take_up(followed)
         if asleep:
             self._feed.hand_over()
             followed.fell_asleep()
@@ -447,6 +516,7 @@ class Reader:
                 self._inlet.add(followed, part)
 
     def _close_live(self, followed: Followed) -> None:
+        self._take_up(followed)
         for part in (followed.sockets.sub, followed.sockets.monitor):
             if part is not None:
                 self._inlet.remove(part)
@@ -536,6 +606,8 @@ class Reader:
     def _carry_out(self, followed: Followed, actions: list[Action]) -> None:
         worker = followed.target.worker
         outdated = False
+        if actions:
+            self._take_up(followed)
         for action in actions:
             match action:
                 case Apply(seq, payload):

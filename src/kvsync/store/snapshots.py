@@ -13,8 +13,8 @@ What must always hold
     * No reply and no command is longer than a part, so neither Redis nor the event loop is held up; between two of
       them others have their turn.
     * Nothing here is waited for by a request, and what fails is counted and tried again the next time.
-    * Telling keeps the thread that reads events from reading for ``SHARE`` of its time at most: a worker is looked for
-      among the blocks of all, so in a very large index a round takes longer than ``interval``.
+    * Telling takes ``SHARE`` of a thread's time at most: a worker is looked for among the blocks of all, so in a very
+      large index a round takes longer than ``interval``.
 """
 
 from __future__ import annotations

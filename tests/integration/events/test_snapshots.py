@@ -13,11 +13,12 @@ import pytest
 
 from kvsync.events.contracts import Snapshot, Target, Turns, Warm
 from kvsync.events.manager import WARMING, EventManager
+from kvsync.events.reader import Reader
 from kvsync.events.stream import Position
 from kvsync.index import NATIVE, PrefixIndex
 from kvsync.index.match import Index, Match
 from kvsync.index.reference import ReferenceIndex
-from tests.faults.publisher import Publisher
+from tests.faults.publisher import Publisher, payload
 from tests.integration.events.conftest import SETTINGS, engine_of
 
 INDEXES = [ReferenceIndex, *[PrefixIndex] * NATIVE]
@@ -253,6 +254,150 @@ async def test_a_snapshot_is_of_one_moment_however_much_comes(make: Make) -> Non
         assert taken
 
 
+def reader_of(replica: Replica) -> Reader:
+    reader = replica.manager._reader
+    assert reader is not None
+    return reader
+
+
+class Slow:
+    """Tells when it is let, and what it knew when it was asked."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.asked = threading.Event()
+        self.may = threading.Event()
+        self.fails = False
+        reader = reader_of(replica)
+        self._submit = reader._teller.submit
+        reader._teller.submit = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, dump: Callable[[str], bytes | None], worker: str) -> Any:
+        def slowly() -> bytes | None:
+            image = dump(worker)
+            self.asked.set()
+            assert self.may.wait(20.0)
+            if self.fails:
+                raise ZeroDivisionError
+            return image
+
+        return self._submit(slowly)
+
+
+@asynccontextmanager
+async def being_told(replica: Replica) -> AsyncIterator[tuple[Slow, asyncio.Task[Snapshot | None]]]:
+    """While a snapshot of the first worker is taken."""
+    slow = Slow(replica)
+    task = asyncio.create_task(replica.manager.snapshot("a"))
+    try:
+        await replica.until(slow.asked.is_set)
+        yield slow, task
+    finally:
+        slow.may.set()
+
+
+async def test_while_one_is_told_all_others_go_on_and_it_does_afterwards(make: Make) -> None:
+    async with (
+        publishing(already=range(1, 6)) as publisher,
+        publishing(already=range(1, 6)) as neighbour,
+        replica(make, publisher, neighbour) as first,
+    ):
+        await first.told("a")
+        await first.told("b")
+        reader = reader_of(first)
+        wait = reader._inlet.wait
+        # as if something had been read of each when the snapshot was asked for
+        reader._inlet.wait = lambda *limits: [*wait(*limits), *reader._followed.values()]  # type: ignore[method-assign]
+        async with being_told(first) as (slow, task):
+            for publishes in (publisher, neighbour):
+                publishes.publish(7)
+                publishes.publish(1, removed=True)
+            await first.until(lambda: first.match(7, "b").credit and not first.match(1, "b").credit)
+            assert (first.match(7).credit, first.match(1).credit) == (0, 4)
+            assert await first.manager.snapshot("a") is None, "it is told already"
+            assert not task.done()
+            slow.may.set()
+            snapshot = await task
+        assert snapshot is not None
+        assert snapshot.position.seq == 4
+        told = make()
+        told.add_worker("a", "m")
+        told.restore("a", snapshot.image)
+        assert [b for b in range(1, 9) if told.match([b] * 4 + [0], "m")["a"].credit] == [1, 2, 3, 4, 5]
+        await first.knows(7)
+        assert first.match(1).credit == 0
+        assert (await first.told()).position.seq == 6
+
+
+async def test_what_was_read_when_it_was_asked_for_comes_next(make: Make) -> None:
+    async with publishing(already=range(1, 6)) as publisher, replica(make, publisher) as first:
+        await first.told()
+        reader, asked = reader_of(first), len(publisher.requests)
+        async with being_told(first) as (slow, task):
+            seq = publisher.publish(6, lost=True)
+            read = [b"", seq.to_bytes(8, "big"), payload(publisher.started + seq, 6)]
+            reader._submit(lambda: reader._followed["a"].sockets.hand([read]))
+            slow.may.set()
+            snapshot = await task
+            assert snapshot is not None
+            assert snapshot.position.seq == 4
+        await first.knows(6)
+        assert len(publisher.requests) == asked, "no replay found it"
+        publisher.publish(7)
+        await first.knows(7)
+        assert (first.status.counts.applied, first.status.counts.missed) == (7, 0)
+
+
+@pytest.mark.parametrize("what", ["asleep", "doubted", "ended", "followed anew"])
+async def test_to_whom_something_happens_meanwhile_is_not_told(make: Make, what: str) -> None:
+    async with publishing(already=range(1, 6)) as publisher, replica(make, publisher) as first:
+        await first.told()
+        async with being_told(first) as (slow, task):
+            reader = reader_of(first)
+            followed = reader._followed["a"]
+            if what == "asleep":
+                reader.sleeping("a", True)
+                reader.sleeping("a", False)
+            elif what == "doubted":
+                first.manager.resync("a")
+            else:
+                await first.manager.remove("a")
+            if what == "followed anew":
+                await first.manager.add(engine_of(publisher))
+                await first.until(lambda: first.match(5).trust == "exact")
+            await asyncio.wrap_future(reader._submit(lambda: None))
+            slow.may.set()
+            assert await task is None
+        assert (followed.sockets.sub is None) is (what in ("ended", "followed anew"))
+        if what in ("doubted", "followed anew"):
+            await first.knows(1, 5)
+            publisher.publish(6)
+            await first.knows(6)
+            await first.told()
+
+
+async def test_a_stream_goes_on_though_nobody_waits_for_its_snapshot_any_more(make: Make) -> None:
+    async with publishing(already=range(1, 6)) as publisher, replica(make, publisher) as first:
+        await first.told()
+        async with being_told(first) as (slow, task):
+            task.cancel()
+            publisher.publish(6)
+            slow.may.set()
+            await first.knows(6)
+        await first.told()
+
+
+async def test_a_sink_that_fails_to_tell_is_heard_and_its_stream_goes_on(make: Make) -> None:
+    async with publishing(already=range(1, 6)) as publisher, replica(make, publisher) as first:
+        await first.told()
+        async with being_told(first) as (slow, task):
+            slow.fails = True
+            slow.may.set()
+            with pytest.raises(ZeroDivisionError):
+                await task
+        publisher.publish(6)
+        await first.knows(6)
+
+
 async def test_who_is_asleep_behind_or_unknown_tells_nothing(make: Make) -> None:
     async with publishing(already=range(1, 6)) as publisher, replica(make, publisher) as first:
         await first.told()
@@ -265,9 +410,7 @@ async def test_who_is_asleep_behind_or_unknown_tells_nothing(make: Make) -> None
         publisher.silent_replay = False
         await first.knows(6, 7)
         await first.told()
-        reader = first.manager._reader
-        assert reader is not None
-        reader.sleeping("a", True)
+        reader_of(first).sleeping("a", True)
         assert await first.manager.snapshot("a") is None
     assert await first.manager.snapshot("a") is None, "it has ended"
 

@@ -11,10 +11,11 @@ use super::{Body, Index, Registered, STEPS, STEPS_PER_BATCH};
 use crate::image::{Image, ImageError, Plain};
 use crate::shared::{Shared, Walk};
 use crate::steps::Steps;
+use crate::table;
 use crate::worker::Worker;
 
 /// Blocks that are taken under one lock.
-const BLOCKS: usize = 4_096;
+const BLOCKS: usize = 512;
 /// How often a worker is told again that changes meanwhile.
 const TRIES: usize = 4;
 
@@ -28,7 +29,8 @@ enum Told {
 impl Index {
     /// What is known of a worker, as an image; `None` where that can't be told now.
     ///
-    /// To be called where nothing else changes the worker meanwhile; one that changes all the time is not told.
+    /// Any thread may ask. To be called where no batches come for the worker meanwhile: one that changes all the time is
+    /// not told.
     #[must_use]
     pub fn dump(&self, name: &str) -> Option<Vec<u8>> {
         let registered = self.worker(name)?;
@@ -106,31 +108,54 @@ impl Index {
     }
 }
 
+/// A worker, as long as it stays as it is.
+struct Unchanged<'r> {
+    registered: &'r Registered,
+    changes: u64,
+}
+
+impl Unchanged<'_> {
+    /// Go through it from `first` on, in pieces under the lock; each says where the next one begins. False: it changed.
+    fn go_through<P>(&self, first: P, mut piece: impl FnMut(&Worker, &Shared, P) -> Option<P>) -> bool {
+        let mut next = Some(first);
+        while let Some(from) = next {
+            let body = self.registered.model.body.read();
+            match self.registered.worker(&body) {
+                Some(worker) if worker.changes() == self.changes => next = piece(worker, &body.shared, from),
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
 fn tell(registered: &Registered) -> Told {
     let begun = {
         let body = registered.model.body.read();
         registered.worker(&body).and_then(|worker| Some((worker.tell()?, worker.changes())))
     };
-    let Some(((mut writer, names), changes)) = begun else {
+    let Some(((mut writer, mut names), changes)) = begun else {
         return Told::Wholly(None);
     };
-    let mut next = Some(Walk::START);
-    while let Some(from) = next {
-        let body = registered.model.body.read();
-        match registered.worker(&body) {
-            Some(worker) if worker.changes() == changes => {
-                next = worker.tell_plain(&body.shared, &names, from, STEPS, &mut writer);
-            }
-            _ => return Told::Partly,
-        }
+    let unchanged = Unchanged { registered, changes };
+    let start = table::Place::default();
+    if !unchanged.go_through(start, |worker, _, from| worker.tell_names(from, STEPS, &mut names)) {
+        return Told::Partly;
     }
-    let body = registered.model.body.read();
-    match registered.worker(&body) {
-        Some(worker) if worker.changes() == changes => {
-            let told = worker.tell_others(&mut writer);
-            drop(body);
-            Told::Wholly(told.map(|()| writer.done()))
-        }
-        _ => Told::Partly,
+    names.sort();
+    let plain =
+        |worker: &Worker, shared: &Shared, from| worker.tell_plain(shared, &mut names, from, STEPS, &mut writer);
+    if !unchanged.go_through(Walk::START, plain) {
+        return Told::Partly;
     }
+    let mut tellable = true;
+    let others = |worker: &Worker, _: &Shared, from| {
+        let rest = worker.tell_others(from, STEPS, &mut writer);
+        tellable = rest.is_some();
+        rest.flatten()
+    };
+    if !unchanged.go_through(0, others) {
+        return Told::Partly;
+    }
+    Told::Wholly(tellable.then(|| writer.done()))
 }

@@ -1,16 +1,35 @@
 //! The blocks of a store told to an image, and taken from one.
 
-use hashbrown::HashMap;
-
 use super::own::{Place, Spot};
 use super::{Kind, Store};
 use crate::event::{EngineHash, Tier};
 use crate::image::{Other, Plain, Writer};
 use crate::shared::{Shared, Slot, Walk};
+use crate::steps::Steps;
+use crate::table;
 
-/// The names of plain blocks that their entries don't have.
+/// The names of plain blocks that their entries don't have; to be asked for in the order of their slots.
 #[derive(Debug)]
-pub(crate) struct PlainNames(HashMap<Slot, u64>);
+pub(crate) struct PlainNames {
+    /// In that order, once they are sorted.
+    names: Vec<(Slot, u64)>,
+    /// Those before it were asked for.
+    at: usize,
+}
+
+impl PlainNames {
+    /// All are there.
+    pub(crate) fn sort(&mut self) {
+        self.names.sort_unstable_by_key(|(slot, _)| slot.0);
+    }
+
+    fn of(&mut self, slot: Slot) -> Option<u64> {
+        while self.names.get(self.at).is_some_and(|(other, _)| other.0 < slot.0) {
+            self.at += 1;
+        }
+        self.names.get(self.at).filter(|(other, _)| *other == slot).map(|(_, name)| *name)
+    }
+}
 
 /// An image on its way into a store.
 #[derive(Debug)]
@@ -29,15 +48,22 @@ impl Store {
         self.own.places()
     }
 
+    /// Room for what [`Store::tell_names`] tells.
     pub(crate) fn names(&self) -> PlainNames {
-        PlainNames(self.aliases.iter().map(|alias| (alias.slot, alias.name())).collect())
+        PlainNames { names: Vec::with_capacity(self.aliases.len()), at: 0 }
     }
 
-    /// See [`Worker::tell_plain`](crate::Worker).
+    // See `Worker::tell_names` and those beside it for what these do.
+
+    pub(crate) fn tell_names(&self, from: table::Place, steps: usize, names: &mut PlainNames) -> Option<table::Place> {
+        let steps = &mut Steps::new(steps);
+        self.aliases.look_through(from, steps, |alias| names.names.push((alias.slot, alias.name())))
+    }
+
     pub(crate) fn tell_plain(
         &self,
         shared: &Shared,
-        names: &PlainNames,
+        names: &mut PlainNames,
         from: Walk,
         steps: usize,
         writer: &mut Writer,
@@ -52,7 +78,7 @@ impl Store {
             last = Some((holders, kind));
             let name = match kind {
                 Some(Kind::Named) => shared.name(slot),
-                Some(Kind::Alias) => names.0.get(&slot).copied(),
+                Some(Kind::Alias) => names.of(slot),
                 Some(Kind::Odd) | None => None,
             };
             if let Some(name) = name {
@@ -61,8 +87,9 @@ impl Store {
         })
     }
 
-    pub(crate) fn tell_others(&self, writer: &mut Writer) -> Option<()> {
-        self.own.used().try_for_each(|slot| writer.other(&self.own.tell(slot)?))
+    pub(crate) fn tell_others(&self, from: usize, steps: usize, writer: &mut Writer) -> Option<Option<usize>> {
+        let rest = self.own.tell(from, &mut Steps::new(steps), |block| writer.other(&block))?;
+        Some((rest < self.own.slots()).then_some(rest))
     }
 
     pub(crate) fn begin_restoring(&mut self, places: &[(Tier, i64)], suspended: bool) -> Restored {

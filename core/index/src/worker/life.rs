@@ -90,6 +90,18 @@ impl Worker {
         self.marks.hidden_keys = Mark::Fresh;
     }
 
+    /// Would [`Worker::mark_reannouncing`] change nothing?
+    #[must_use]
+    pub fn is_marked_reannouncing(&self) -> bool {
+        self.marks.reannouncing == Mark::Fresh
+    }
+
+    /// Would [`Worker::mark_hidden_keys`] change nothing?
+    #[must_use]
+    pub fn is_marked_hidden_keys(&self) -> bool {
+        self.marks.hidden_keys == Mark::Fresh
+    }
+
     /// Does it hold anything by what answers showed?
     pub(crate) fn has_runs(&self) -> bool {
         !self.runs.is_empty()

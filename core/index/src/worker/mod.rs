@@ -346,6 +346,7 @@ impl Worker {
         if rest.is_none() {
             self.store.tidy();
         }
+        self.note_change(); // blocks may stand elsewhere now, though none went
         (dropped, rest)
     }
 

@@ -9,6 +9,7 @@ use crate::counts::Counted;
 use crate::image::{Flags, GroupImage, Head, ImageError, Other, Plain, Writer};
 use crate::shared::{Shared, Walk};
 use crate::store::{PlainNames, Restored};
+use crate::table;
 
 impl Mark {
     fn level(self) -> u8 {
@@ -21,7 +22,7 @@ impl Mark {
 }
 
 impl Worker {
-    /// An image with all but the plain blocks, and what is needed to tell those; `None` where it can't be told.
+    /// An image without blocks, and room for the names of those; `None` where it can't be told.
     pub(crate) fn tell(&self) -> Option<(Writer, PlainNames)> {
         if self.suspended || !self.parked.is_empty() || !self.runs.is_empty() || !self.names.is_empty() {
             return None;
@@ -48,11 +49,17 @@ impl Worker {
         Some((Writer::new(&self.model, &head, self.store.blocks())?, self.store.names()))
     }
 
-    /// Tell the plain blocks from there on, of as many entries as there are steps. Where to go on, if that is not all.
+    /// Tell names that plain blocks have and their entries don't, from there on, as far as there are steps. Where to go on,
+    /// if those are not all.
+    pub(crate) fn tell_names(&self, from: table::Place, steps: usize, names: &mut PlainNames) -> Option<table::Place> {
+        self.store.tell_names(from, steps, names)
+    }
+
+    /// The same with plain blocks, of as many entries as there are steps; the names are sorted.
     pub(crate) fn tell_plain(
         &self,
         shared: &Shared,
-        names: &PlainNames,
+        names: &mut PlainNames,
         from: Walk,
         steps: usize,
         writer: &mut Writer,
@@ -60,9 +67,9 @@ impl Worker {
         self.store.tell_plain(shared, names, from, steps, writer)
     }
 
-    /// Tell the blocks that are not plain; `None` where one can't be told.
-    pub(crate) fn tell_others(&self, writer: &mut Writer) -> Option<()> {
-        self.store.tell_others(writer)
+    /// The same with the blocks that are not plain, by the slots of their store; `None` where one can't be told.
+    pub(crate) fn tell_others(&self, from: usize, steps: usize, writer: &mut Writer) -> Option<Option<usize>> {
+        self.store.tell_others(from, steps, writer)
     }
 
     /// Begin to take an image: nothing is known of the worker yet. Suspended until it is taken.

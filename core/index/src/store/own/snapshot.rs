@@ -3,6 +3,7 @@
 use super::{Copies, Own, Place, Placement, Slot, Spot};
 use crate::event::{EngineHash, Tier};
 use crate::image::Other;
+use crate::steps::Steps;
 
 impl Own {
     /// By number.
@@ -12,13 +13,29 @@ impl Own {
         places.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// Of all blocks.
-    pub(crate) fn used(&self) -> impl Iterator<Item = Slot> {
-        self.blocks.iter().enumerate().filter(|(_, block)| block.places > 0).map(|(at, _)| Slot(at as u32))
+    /// Tell the blocks from a slot on, as many as there are steps for, without guesses about them. Returns where the
+    /// others begin; `None` where one has more copies than an image can say.
+    pub(crate) fn tell(
+        &self,
+        from: usize,
+        steps: &mut Steps,
+        mut each: impl FnMut(Other<'_>) -> Option<()>,
+    ) -> Option<usize> {
+        let mut at = from;
+        while steps.are_left()
+            && let Some(block) = self.blocks.get(at)
+        {
+            steps.take(1);
+            if block.places > 0 {
+                steps.take(Steps::LOOKED_AT * (1 + self.tiers.len()));
+                each(self.image_of(Slot(at as u32))?)?;
+            }
+            at += 1;
+        }
+        Some(at)
     }
 
-    /// A block without guesses about it; `None` where it has more copies than an image can say.
-    pub(crate) fn tell(&self, slot: Slot) -> Option<Other<'_>> {
+    fn image_of(&self, slot: Slot) -> Option<Other<'_>> {
         let block = &self.blocks[slot.at()];
         let mut copies = Vec::with_capacity(block.places.into());
         for place in 0..self.tiers.len() {
