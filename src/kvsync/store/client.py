@@ -29,6 +29,8 @@ Client: TypeAlias = Redis | RedisCluster
 
 LONGEST_REPLY: Final = 8 << 20
 """Bytes. The longest that is wanted is the hash of loads: a quarter of a megabyte for 16 replicas of 1,000 workers."""
+SLOTS: Final = 16384
+"""Of a cluster."""
 ITEM: Final = 256
 """Bytes that each part of a reply counts for, beside its own: what it costs to be read."""
 
@@ -102,6 +104,18 @@ class TlsManagedConnection(_Tls, SentinelManagedConnection):
     pass
 
 
+def _slots(response: Any, **kwargs: Any) -> Any:
+    """What a cluster says of its slots, if it can be so: redis-py goes through them one by one, and believes any."""
+    slots = 0
+    for first, last, *_ in response:
+        if not 0 <= first <= last < SLOTS:
+            raise InvalidResponse(f"a cluster with slots from {first} to {last}")
+        slots += last - first + 1
+    if slots > SLOTS:
+        raise InvalidResponse(f"a cluster of {slots} slots, and {SLOTS} is what there are")
+    return response
+
+
 def connect(settings: RedisSettings, credentials: Credentials, context: Callable[[], ssl.SSLContext]) -> Client:
     """A client that has not connected yet. Call it on the event loop that uses it."""
     assert settings.url is not None
@@ -126,6 +140,7 @@ def connect(settings: RedisSettings, credentials: Credentials, context: Callable
             max_connections=connections,
             **with_secrets,
         )
+        cluster.set_response_callback("CLUSTER SLOTS", _slots)
         for arguments in (cluster.connection_kwargs, *(node.connection_kwargs for node in cluster.startup_nodes)):
             arguments.update({**secured, **parser})
         if address.tls:

@@ -311,6 +311,8 @@ class Store:
                         await self._look_now.wait()
                 except TimeoutError:
                     pass
+                # One that answers a PING and nothing else is not asked without end.
+                await asyncio.sleep(begun + FIRST_REST - self._clock())
             else:
                 await asyncio.sleep(rest)
                 rest = min(LONGEST_REST, 2 * rest)

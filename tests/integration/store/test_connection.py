@@ -22,6 +22,7 @@ from kvsync.config.live import Live
 from kvsync.config.redis import LoadSharingSettings, RedisSettings
 from kvsync.routing.fleet import Fleet
 from kvsync.routing.load import LoadTable
+from kvsync.store import connection
 from kvsync.store.client import ITEM, LONGEST_REPLY
 from kvsync.store.connection import Command, Store
 from kvsync.store.limits import Limits
@@ -410,8 +411,9 @@ WRONG = (
 
 
 @pytest.mark.parametrize("reply", WRONG)
-async def test_replies_of_a_wrong_type_are_no_replies(reply: bytes) -> None:
+async def test_replies_of_a_wrong_type_are_no_replies(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a server says to all but a PING, who asks gets what the command answers with, or is unanswered."""
+    monkeypatch.setattr(connection, "FIRST_REST", 0.01)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -584,6 +586,43 @@ async def test_a_cluster(tmp_path: Path) -> None:
             assert 0 < len(lost) < 9
             await nodes[2].start()
             await until_answered(asked)
+
+
+@pytest.mark.parametrize(
+    "ranges", [b"*1\r\n*3\r\n:0\r\n:999999999\r\n", b"*1\r\n*3\r\n:-5\r\n:6\r\n", b"*1\r\n*3\r\n:7\r\n:6\r\n",
+               b"*2\r\n" + 2 * b"*3\r\n:0\r\n:16383\r\n*3\r\n$1\r\nh\r\n:1\r\n$1\r\na\r\n"],
+)  # fmt: skip
+async def test_a_cluster_that_names_slots_that_there_are_none_of(ranges: bytes) -> None:
+    """They are gone through one by one (a thousand million: half a minute of the event loop)."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(ranges + b"*3\r\n$1\r\nh\r\n:1\r\n$1\r\na\r\n" if b"SLOTS" in data else b"+OK\r\n")
+
+    told = Told()
+    async with saying(talk) as url, store(url, told, mode="cluster", up=False, timeout=5.0) as asked:
+        async with asyncio.timeout(5):
+            await until(lambda: told.results["ping", "cluster_down"], "it is believed")
+        await refused(asked, "down")
+
+
+async def test_who_answers_a_ping_and_nothing_else_is_not_looked_at_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "FIRST_REST", 0.2)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(b"+PONG\r\n" if b"PING" in data else b"-CLUSTERDOWN for the test\r\n")
+
+    told = Told()
+    async with saying(talk) as url, store(url, told) as asked:
+        begun = time.monotonic()
+        while told.results["ping", "ok"] < 4:
+            with pytest.raises(Unanswered, match="down"):
+                await asked.ask("test", ("GET", "a"), budget=5.0)
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - begun > 0.2 * 2
 
 
 async def _kept(asked: Store, key: str) -> bool:
