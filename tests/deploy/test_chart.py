@@ -277,8 +277,41 @@ def test_memory_follows_the_bounds_of_the_configuration(rendered: Rendered) -> N
 
 
 @pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ({}, 1.0),
+        ({"replicas": 1}, None),
+        ({"replicas": 0}, None),
+        ({"replicas": 5}, 2.5),
+        ({"replicas": 1000}, 60.0),
+        ({"replicas": 1, "autoscaling": {"enabled": True, "maxReplicas": 8}}, 4.0),
+        ({"replicas": 4, "autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": 1}}, None),
+        ({"config": {"events": None}}, 1.0),
+        ({"config": {"events": {"replay_spread": 0}}}, 0),
+        ({"replicas": 1, "config": {"events": {"replay_spread": 3}}}, 3),
+        ({"config": {"redis": {"url": "redis://redis:6379"}}}, None),
+        ({"config": {"redis": {"url": "redis://redis:6379"}, "events": {"replay_spread": 2}}}, 2),
+        ({"config": {"redis": {"url": None}}}, 1.0),
+        ({"env": [{"name": "REDIS_HOST", "value": "redis"}]}, None),
+        ({"env": [{"name": "REDIS_PORT", "value": "6379"}]}, 1.0),
+    ],
+)
+def test_replicas_that_can_t_take_turns_spread_their_replays(
+    values: Mapping[str, Any], spread: float | None, rendered: Rendered
+) -> None:
+    text = only(rendered(values), "ConfigMap")["data"]["kvsync.yaml"]
+    assert (yaml.safe_load(text)["events"] or {}).get("replay_spread") == spread
+    settings = read(Path("kvsync.yaml"), {}, {}, content=text.encode()).settings
+    assert settings.events.replay_spread == (spread or 0)
+    assert settings.events.enabled is (
+        "events" not in values.get("config", {}) or values["config"]["events"] is not None
+    )
+
+
+@pytest.mark.parametrize(
     ("values", "restarts"),
     [
+        ({"replicas": 5}, False),
         ({"config": {"models": [{"name": "new"}]}}, False),
         ({"config": {"tenants": [{"name": "t", "api_key_hashes": ["0" * 64]}]}}, False),
         ({"config": {"events": {"enabled": False}}}, False),

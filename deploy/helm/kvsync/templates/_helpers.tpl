@@ -84,6 +84,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- add 384 (div (add $bytes 1048575) 1048576) }}Mi
 {{- end }}
 
+{{- /* The settings of a pod. Several replicas without Redis don't start their replays at one moment: half a second for each. */}}
+{{- define "kvsync.config" -}}
+{{- $config := deepCopy .Values.config }}
+{{- $replicas := ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled | int }}
+{{- $redis := dig "redis" "url" "" $config }}
+{{- range .Values.env }}{{ if eq .name "REDIS_HOST" }}{{ $redis = .name }}{{ end }}{{ end }}
+{{- $events := default dict $config.events }}
+{{- if and (gt $replicas 1) (not $redis) (not (hasKey $events "replay_spread")) }}
+{{- $_ := set $config "events" (set $events "replay_spread" (minf 60 (divf $replicas 2))) }}
+{{- end }}
+{{- toYaml $config }}
+{{- end }}
+
 {{- /* What a pod does not follow while it runs: when this changes, pods are made anew. */}}
 {{- define "kvsync.restartsWith" -}}
 {{- $config := omit (deepCopy .Values.config) "models" "tenants" }}
