@@ -88,11 +88,15 @@ class ExtProc:
             OSError: the address is taken.
         """
         longest = self._settings.longest_message(self._rooms.settings.max_body_bytes)
+        most = self._settings.max_streams
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", longest),
                 ("grpc.max_send_message_length", longest),
                 ("grpc.so_reuseport", 0),  # two processes on one port would share it without a word
+                # By default gRPC turns away, uncounted, what comes in a burst: from 1000 that wait for this process on.
+                ("grpc.server.max_pending_requests", most),
+                ("grpc.server.max_pending_requests_hard_limit", most),
                 # Envoy's idle connections are pinged as often as it likes.
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ]
@@ -152,6 +156,8 @@ class ExtProc:
         except DecodeError:
             self._telemetry.extproc_stream("malformed")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
+        except grpc.aio.InternalError:
+            return  # what is written to a stream that just ended
         finally:
             self.streams -= 1
             if talk.unfinished:

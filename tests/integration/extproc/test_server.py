@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import pytest
 import trustme
 
 from kvsync.app import App
+from kvsync.extproc import server
 from kvsync.extproc.health import SERVICE
 from kvsync.extproc.protocol import messages as pb
+from kvsync.extproc.replies import PIECE
 from tests.integration.extproc.harness import settings
 from tests.integration.gateway.harness import BODY, eventually
 
@@ -129,6 +131,48 @@ async def test_streams_are_bounded() -> None:
         for event, count in events.items():
             found = app.metrics.registry.get_sample_value("kvsync_extproc_streams_total", {"event": event})
             assert found == count
+
+
+async def test_a_burst_is_taken() -> None:
+    """More at once than gRPC lets wait by default."""
+    async with serving() as app, grpc.aio.insecure_channel(address(app)) as channel:
+        calls = [process(channel) for _ in range(4000)]
+        await asyncio.gather(*(call.write(head("/unlisted")) for call in calls))
+        answers = await asyncio.gather(*(call.read() for call in calls))
+        assert all(pb.ProcessingResponse.FromString(answer).HasField("immediate_response") for answer in answers)
+        for call in calls:
+            call.cancel()
+
+
+async def test_an_envoy_that_does_not_read_and_leaves(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits to be written to it is dropped without a word in the log."""
+    said: list[float] = []
+    say = server._say
+
+    def noted(replies: Sequence[pb.ProcessingResponse]) -> Iterator[pb.ProcessingResponse]:
+        for reply in replies:
+            said.append(asyncio.get_running_loop().time())
+            yield reply
+
+    monkeypatch.setattr(server, "_say", lambda replies, context: say(noted(replies), context))  # type: ignore[arg-type]
+    async with serving() as app, grpc.aio.insecure_channel(address(app)) as channel:
+        call = process(channel)
+        message = pb.ProcessingRequest.FromString(head())
+        message.protocol_config.request_body_mode = pb.ProcessingMode.FULL_DUPLEX_STREAMED
+        await call.write(message.SerializeToString())
+        await call.write(body(b'{"model": "m", "prompt": "%b"}' % (b"x" * 16_000_000)))
+        await eventually(lambda: bool(said) and asyncio.get_running_loop().time() - said[-1] > 0.2)
+        assert len(said) < 16_000_000 // PIECE
+        assert app.router._loads.total() == 1
+        call.cancel()
+        await eventually(lambda: app.extproc is not None and app.extproc.streams == 0)
+        assert app.router._loads.total() == 0
+        app.metrics.render()
+        labels = {"path": "/v1/completions", "outcome": "client_gone"}
+        assert app.metrics.registry.get_sample_value("kvsync_requests_cut_total", labels) == 1
+    assert [record for record in caplog.records if record.name.startswith("grpc")] == []
 
 
 async def test_what_is_no_message_and_what_is_too_long() -> None:
