@@ -203,6 +203,10 @@ class NotLocated(Exception):
     """It can't be told yet where an engine's streams are; the text says why, for a log."""
 
 
+class TooManyStreams(NotLocated):
+    """It is known where a stream is, and there is no room for it; the text says why, for a log."""
+
+
 class ReaderEnded(RuntimeError):
     """The reader thread has ended, by order or by a fault, and takes no commands."""
 
@@ -280,6 +284,7 @@ __all__ = [
     "Target",
     "TellingSink",
     "Timer",
+    "TooManyStreams",
     "Turn",
     "Turns",
     "Warm",

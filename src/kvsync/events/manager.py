@@ -366,7 +366,7 @@ class EventManager:
                 log.warning("%s: %s", registration.engine.name, problem)
             registration.problem = problem
             try:
-                async with asyncio.timeout(None if complete else delay):
+                async with asyncio.timeout(None if complete and problem is None else delay):
                     await registration.look_again.wait()
                 delay = RETRY_FIRST
             except TimeoutError:

@@ -11,11 +11,14 @@ What must always hold
     * One turn takes a bounded number of messages and bytes, shared fairly among the sockets that have any, and hands
       them to the sink in one ``apply_many`` (more than one only where a worker must be forgotten in between).
     * Whatever an engine sends, or fails to send, costs its own stream only.
+    * Half of the files that the process may open are left for others, however many streams are asked for: a process
+      without files takes no requests.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import threading
 import time
@@ -37,6 +40,7 @@ from kvsync.events.contracts import (
     Target,
     TellingSink,
     Timer,
+    TooManyStreams,
     Turns,
     WorkerStatus,
 )
@@ -68,6 +72,8 @@ DRAIN_BYTES: Final = 32 << 20
 SAID_AGAIN: Final = 1.0
 """Seconds in which one thing is said once of one worker: an engine that counts to and fro must not fill the disk."""
 _PARTIAL: Final = "trust is partial until the engine clears its cache, restarts, or is followed from number 0 on"
+FILES_OF_A_STREAM: Final = 4
+"""That is connected (seen)."""
 OVERDUE_AGAIN: Final = 30.0
 """A stream that stays without a connection is reported to the locator each so many seconds."""
 
@@ -170,7 +176,7 @@ class Reader:
         """Follow a stream from its beginning, or from where a snapshot was taken. For a worker that is followed already
         it is made new in the sink, not removed: what the sink noted of the engine itself stays.
 
-        The future raises ``ReaderEnded`` after the end.
+        The future raises ``ReaderEnded`` after the end, ``TooManyStreams`` when there is no room for another.
         """
         with self._wanting:
             wanted = self._wanted.setdefault(target.worker, _Wanted())
@@ -355,6 +361,8 @@ class Reader:
 
     def _follow(self, target: Target, wanted: _Wanted, snapshot: Snapshot | None) -> None:
         worker = target.worker
+        if worker not in self._followed:
+            self._refuse_beyond_files()
         before = self._close(worker)
         with self._wanting:
             if self._wanted.get(worker) is not wanted:  # ended meanwhile
@@ -396,6 +404,15 @@ class Reader:
             late = f"what it may have published before is out of reach; {_PARTIAL}"
             log.info("%s: following %s, without replay: %s", worker, target.events, late)
         self._open_live(followed, now)
+
+    def _refuse_beyond_files(self) -> None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY and (len(self._followed) + 1) * FILES_OF_A_STREAM > files // 2:
+            raise TooManyStreams(
+                f"{len(self._followed)} event streams are open, and there are files for no more: each takes "
+                f"{FILES_OF_A_STREAM}, and half of the {files} that may be open are for them (ulimit -n allows more, "
+                "unless an engine is said to have more ranks than it has)"
+            )
 
     def _restore(self, target: Target, snapshot: Snapshot) -> Position | None:
         """Have the sink take a snapshot. Where its stream goes on then; ``None``: it begins anew."""

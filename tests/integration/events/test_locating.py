@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from kvsync.discovery.access import EngineAccess
 from kvsync.discovery.model import Engine
 from kvsync.events.contracts import Located, NotLocated, Target
+from kvsync.events.reader import FILES_OF_A_STREAM
 from kvsync.events.sources import MAX_SOURCES_BYTES, HttpLocator
 from tests.faults.network import bad_port
 from tests.integration.events.conftest import Fleet, engine_of
@@ -236,3 +239,40 @@ async def test_an_engine_that_is_not_followed_is_not_asked(fleet: Fleet) -> None
         assert http.asked == []
     assert [s.worker for s in fleet.manager.workers()] == ["b"]
     assert engine_of(publisher, "b").uid == "b"
+
+
+async def test_streams_leave_files_to_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is said to have a hundred ranks: without an end to it, nobody could connect to the gateway."""
+    good, second, late = (fleet.publisher() for _ in range(3))
+    await fleet.follow(good)
+    await fleet.live()
+    good.publish(1)
+    await fleet.holds([1])
+    before = len(os.listdir("/proc/self/fd"))
+    await fleet.follow(second, "second")
+    await fleet.live("second")
+
+    def of_a_stream() -> bool:  # the publisher has its end of the connection
+        return len(os.listdir("/proc/self/fd")) - before == FILES_OF_A_STREAM + 1
+
+    await fleet.until(of_a_stream)  # what the replay took is gone
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10 * FILES_OF_A_STREAM, 1 << 20))
+    many = Engine(
+        uid="many", name="ns/many", url="http://127.0.0.1:9", model="m", usable_blocks=63, events="tcp://127.0.0.1:9",
+        data_parallel_size=100,
+    )  # fmt: skip
+    await fleet.manager.add(many)
+
+    def refused() -> bool:
+        return all(s.problem is not None for s in fleet.manager.workers() if s.engine == "many")
+
+    await fleet.until(refused)
+    problem = fleet.status("many#0").problem or ""
+    assert problem.startswith("5 event streams are open, and there are files for no more: each takes 4, and half of")
+    assert sum(s.endpoint is not None for s in fleet.manager.workers()) == 5
+    good.publish(2)
+    await fleet.holds([1, 2])
+    await fleet.follow(late, "late")
+    await fleet.until(lambda: fleet.status("late").problem is not None)
+    await fleet.manager.remove("many")
+    await fleet.live("late")  # tried again by itself
