@@ -30,7 +30,8 @@ EVENTS_PORT: Final = 5557
 REPLAY_PORT: Final = 5558
 EVENTS_PORT_NAME: Final = "kv-events"
 REPLAY_PORT_NAME: Final = "kv-replay"
-MAX_RANKS: Final = 1024
+MAX_RANKS: Final = 128
+"""Of one pod: no node has so many accelerators, and each is a stream, on ports of its own."""
 MAX_ADAPTERS: Final = 1000
 RAY_NODE_TYPE: Final = "ray.io/node-type"
 NETWORK_STATUS: Final = "k8s.v1.cni.cncf.io/network-status"
@@ -390,7 +391,7 @@ def _apart(events: int, replay: int, ranks: int) -> str:
 def _free(events: int, ranks: int) -> int:
     """A replay port that no rank's events need."""
     above = events + 1000
-    return above if above + ranks - 1 <= 65_535 and ranks <= 1000 else events - 2 * ranks
+    return above if above + ranks - 1 <= 65_535 else events - 2 * ranks
 
 
 def _own_status(containers: list[_Container] | tuple[()], state: _State, port: int) -> _ContainerStatus:
