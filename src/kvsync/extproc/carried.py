@@ -57,6 +57,7 @@ class Carried(Course):
     """
 
     __slots__ = (
+        "_begun",
         "_chunk",
         "_desk",
         "_fields",
@@ -93,6 +94,7 @@ class Carried(Course):
         self._timer: asyncio.TimerHandle | None = None
         # The answer.
         self._status = 0
+        self._begun = False
         self._shown = False
         self._whole = True
         self._usage: UsageTail | None = None
@@ -196,6 +198,11 @@ class Carried(Course):
             passing += self._chunk.rest()
         return None if passing == piece else passing
 
+    def answer_trailers(self) -> bytes:
+        """The answer's body ended before these: what was held back of it."""
+        self._whole = True
+        return b"" if self._chunk is None else self._chunk.rest()
+
     def ended(self, outcome: Outcome) -> None:
         """Envoy's stream is over; ``outcome`` says why, where the answer is not whole."""
         if self._timer is not None:
@@ -210,6 +217,9 @@ class Carried(Course):
         self._answered(self._status, self._usage.find() if self._usage is not None and self._status == 200 else None)
 
     def _first_byte(self) -> None:
+        if self._begun:  # of an answer that is no stream the head tells
+            return
+        self._begun = True
         if self._timer is not None:
             self._timer.cancel()
         if self._ticket is not None:

@@ -75,7 +75,7 @@ class Conversation:
             case "response_body":
                 return self._on_answer_body(message)
             case "response_trailers":
-                return [replies.go_on("response_trailers")]
+                return self._on_answer_trailers()
             case _:
                 return []
 
@@ -236,6 +236,14 @@ class Conversation:
         if self._answer_mode == _Mode.FULL_DUPLEX_STREAMED:
             return replies.answer_in_pieces(body.body if passing is None else passing, ends=last)
         return [replies.go_on("response_body") if passing is None else replies.answer_piece(passing)]
+
+    def _on_answer_trailers(self) -> Sequence[pb.ProcessingResponse]:
+        course = self._course
+        rest = b"" if course is None or course.problem is not None else course.answer_trailers()
+        told: list[pb.ProcessingResponse] = []
+        if rest and self._answer_mode == _Mode.FULL_DUPLEX_STREAMED:  # in no other mode is there a place for it
+            told += replies.answer_in_pieces(rest, ends=False)
+        return [*told, replies.go_on("response_trailers")]
 
 
 __all__ = ["Conversation", "Telemetry"]

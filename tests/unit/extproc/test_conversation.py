@@ -341,6 +341,38 @@ async def test_usage_that_was_asked_for_is_taken_out_where_answers_are_shown(tow
         assert town.answers[-1][1:] == (200, {"prompt_tokens": 7})
 
 
+async def test_trailers_end_an_answer_that_is_shown(town: Town) -> None:
+    """It is whole, and what was held back of it comes before them."""
+    for answers in (Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED):
+        talk = town.talk()
+        talk.hear(head(answers=answers))
+        talk.hear(body(b'{"model": "m", "prompt": "p", "stream": true}'))
+        talk.hear(answer_head(content_type="text/event-stream"))
+        talk.hear(answer_piece(b'data: {"usage": {"prompt_tokens": 7}}'))
+        *before, last = talk.hear(pb.ProcessingRequest(response_trailers=pb.HttpTrailers())) or ()
+        assert last.HasField("response_trailers")
+        assert len(before) == (answers == Mode.FULL_DUPLEX_STREAMED)
+        for reply in before:
+            piece = reply.response_body.response.body_mutation.streamed_response
+            assert (piece.body, piece.end_of_stream) == (b'data: {"usage": {"prompt_tokens": 7}}', False)
+        talk.end("client_gone")
+        assert town.routing.tickets[-1].ends == ["ok"]
+        assert town.answers[-1][1:] == (200, {"prompt_tokens": 7})
+
+
+async def test_the_first_byte_of_an_answer_is_one(town: Town) -> None:
+    """Of one that is no stream its head tells it, whether its body is shown or not."""
+    for number, kind in enumerate(("application/json", "text/event-stream"), 1):
+        talk = town.talk()
+        talk.hear(head(answers=Mode.STREAMED))
+        talk.hear(body(BODY))
+        talk.hear(answer_head(content_type=kind))
+        talk.hear(answer_piece(b"{}"))
+        talk.hear(answer_piece(b"", last=True))
+        talk.end("client_gone")
+        assert town.counters.first_bytes == number
+
+
 @pytest.mark.parametrize("read", [False, True])
 @pytest.mark.parametrize("answers", [Mode.NONE, Mode.STREAMED, Mode.BUFFERED])
 async def test_the_head_of_an_answer_is_asked_for_and_its_body_only_where_that_is_set(
