@@ -39,7 +39,10 @@ def test_they_agree_with_the_defaults(name: str) -> None:
     listener = config["static_resources"]["listeners"][0]
     assert listener["per_connection_buffer_limit_bytes"] == settings.gateway.max_body_bytes
     assert manager(config)["max_request_headers_kb"] << 10 == settings.gateway.max_header_bytes
-    assert manager(config)["stream_idle_timeout"] == f"{settings.gateway.first_byte_timeout:g}s"
+    assert manager(config)["stream_idle_timeout"] == f"{settings.gateway.client_timeout:g}s"
+    for route in manager(config)["route_config"]["virtual_hosts"][0]["routes"]:
+        if "route" in route:
+            assert route["route"]["idle_timeout"] == f"{settings.gateway.first_byte_timeout:g}s"
     assert cluster(config, "engines")["connect_timeout"] == f"{settings.gateway.connect_timeout:g}s"
     asked = cluster(config, "kvsync")["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     assert asked["address"]["socket_address"]["port_value"] == settings.extproc.port

@@ -285,6 +285,32 @@ async def test_one_of_several_that_died_is_not_asked_again(tmp_path: Path) -> No
         await engine.stop()
 
 
+async def test_who_sends_no_more_of_a_request_holds_no_stream(tmp_path: Path) -> None:
+    """(P4) As at the gateway's own port; the engine has as long as ever, to begin and to go on."""
+
+    def hurried(config: dict[str, Any]) -> None:
+        manager(config)["stream_idle_timeout"] = "0.3s"
+
+    async def thinking(engine: FakeEngine, talk: Talk) -> None:
+        while await talk.request() is not None:
+            await asyncio.sleep(0.6)  # twice as long as clients have
+            await talk.send(SSE_HEAD)
+            await asyncio.sleep(0.6)
+            await talk.send(chunk(b"data: 1\n\n"), chunk(b""))
+
+    async with street(tmp_path, thinking, changes=hurried) as made:
+        extproc = made.app.extproc
+        assert extproc is not None
+        client = await made.client()
+        await client.send(post(BODY[:10], framing=b"Content-Length: 30"))
+        answer = await client.answer()
+        error = {"message": "stream timeout", "type": "api_error", "code": "stream_idle_timeout", "param": None}
+        assert (answer.status, answer.json["error"]) == (408, error)
+        await eventually(lambda: extproc.streams == 0)
+        assert made.figure("kvsync_extproc_streams_total", event="incomplete_request") == 1
+        assert (await made.ask()).body == b"data: 1\n\n"
+
+
 # ---- Envoy
 
 
