@@ -52,13 +52,18 @@ def check_framing(head: Head, max_body_bytes: int, *, has_body: bool) -> None:
     """
     if len(head.target) > MAX_URL:
         raise errors.url_too_long(MAX_URL)
+    encoded = too_large = False
     for lower, _, value in head.fields:
-        if has_body and lower == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise errors.compressed_body()
-        if lower == b"content-length" and value.isdigit() and (len(value) > 20 or int(value) > max_body_bytes):
-            raise errors.body_too_large(max_body_bytes)
         if lower == b"expect" and value.strip().lower() != b"100-continue":
             raise errors.expectation()
+        if lower == b"content-length" and value.isdigit():
+            too_large = too_large or len(value) > 20 or int(value) > max_body_bytes
+        elif lower == b"content-encoding":
+            encoded = encoded or value.strip().lower() not in (b"", b"identity")
+    if too_large:
+        raise errors.body_too_large(max_body_bytes)
+    if encoded and has_body:
+        raise errors.compressed_body()
 
 
 def read_subset(message: pb.ProcessingRequest) -> frozenset[str] | None:

@@ -30,7 +30,7 @@ _HOP_BY_HOP = frozenset(
 )
 _TARGETING = frozenset({b"target-pod", b"target-pod-ip", b"x-gateway-destination-endpoint", b"x-data-parallel-rank"})
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id", b"request-id"})
-_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"te", b"upgrade", b"expect"})
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect"})
 _REQUEST_DROPPED = _HOP_BY_HOP | _TARGETING | _REWRITTEN
 CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 """Fields in which clients send keys."""
