@@ -115,7 +115,13 @@ async def fetch(
     except TimeoutError:
         raise NoPage("timeout", f"GET {path}: no answer in {patience:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise NoPage("unreachable", f"GET {path}: {error or type(error).__name__}") from None
+        raise NoPage("unreachable", f"GET {path}: {in_a_line(error)}") from None
 
 
-__all__ = ["EngineAccess", "NoPage", "Reason", "fetch", "live_access"]
+def in_a_line(said: object) -> str:
+    """What may hold anything that a foreign server sent, for a log or a page: one line, no longer than a sentence."""
+    text = "".join(c if c.isprintable() else " " for c in str(said)[:300])
+    return " ".join(text.split()) or type(said).__name__
+
+
+__all__ = ["EngineAccess", "NoPage", "Reason", "fetch", "in_a_line", "live_access"]

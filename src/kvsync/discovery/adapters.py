@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 
 from kvsync.config.discovery import DiscoverySettings
-from kvsync.discovery.access import EngineAccess, NoPage, fetch
+from kvsync.discovery.access import EngineAccess, NoPage, fetch, in_a_line
 from kvsync.discovery.model import Change, Engine
 from kvsync.telemetry.logs import Throttle
 
@@ -62,6 +62,8 @@ class _Asked:
         self.due = float("-inf")
         self.busy = False
         self.failed_in_a_row = 0
+        self.strange = False
+        """It does not name its model."""
 
     def whole(self) -> Engine:
         known = self.engine.adapters
@@ -147,7 +149,10 @@ class Adapters:
         try:
             async with room:
                 page = await fetch(session, self._access, engine.url, "/v1/models", MAX_BYTES, TIMEOUT)
-            learned = asked.learned if page is None else adapters(page, engine.model)
+            learned = asked.learned
+            if page is not None:
+                learned = adapters(page, engine.model)
+                self._compare(asked, page)
         except (NoPage, _NoList) as why:
             asked.failed_in_a_row += 1
             self._throttle.log(logging.DEBUG, engine.uid, "%s does not say its adapters: %s", engine.name, why)
@@ -164,6 +169,21 @@ class Adapters:
             asked.busy = False
             asked.due = self._clock() + self._pause(asked) * random.uniform(0.9, 1.1)
             self._news.set()
+
+    def _compare(self, asked: _Asked, page: bytes) -> None:
+        """Say so, once, when an engine doesn't serve the model that it is said to: most refuse its requests with 404
+        then, which is no sign of trouble otherwise."""
+        engine, names = asked.engine, served(page)
+        strange = bool(names) and engine.model not in names
+        if strange and not asked.strange:
+            _log.warning(
+                "engine %s is said to serve %r, and serves %s: it may refuse all requests for it (mend the label or "
+                "the entry in the file, or the engine's --served-model-name)",
+                engine.name,
+                engine.model,
+                _shown(names),
+            )
+        asked.strange = strange
 
     def _pause(self, asked: _Asked) -> float:
         interval = self._settings.adapters_interval
@@ -192,6 +212,11 @@ def adapters(body: bytes, model: str) -> tuple[str, ...]:
         raise _NoList(f"it is no list of models: {error}") from None
     named = {card.id for card in cards if card.parent and card.id != model and _NAME.fullmatch(card.id)}
     return tuple(sorted(named))[:MAX_ADAPTERS]
+
+
+def served(body: bytes) -> tuple[str, ...]:
+    """Whatever a page that :func:`adapters` can read names, adapters too: each can be asked for."""
+    return tuple(in_a_line(card.id) for card in _cards(body).data)
 
 
 __all__ = ["Adapters", "adapters"]

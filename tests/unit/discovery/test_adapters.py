@@ -104,12 +104,28 @@ async def test_they_come_and_go_as_the_engine_says(place: Place) -> None:
     assert len(place.told) == count
 
 
+async def test_an_engine_that_does_not_serve_its_model_is_named_once(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers each request for it with 404, and nothing else would say why."""
+    place.body = page(card("/models/m"), card("b", "/models/m"))
+    place.adapters.apply(Change("added", place.engine))
+    await place.has("own", "b")
+    await place.asked_again()
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert line.startswith("engine e is said to serve 'm', and serves /models/m, b: it may refuse")
+    for body in (page(), page(card("x"), card("m")), page(card("lora"), card("m", "base"))):
+        place.body = body
+        await place.asked_again()
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
 async def test_a_thousand_of_them_are_no_line_of_a_quarter_megabyte(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "kvsync.discovery.adapters")
     names = tuple(sorted(f"{n}-".ljust(250, "x") for n in range(MAX_ADAPTERS)))
-    place.body = page(*(card(name, "m") for name in names))
+    place.body = page(card("m"), *(card(name, "m") for name in names))
     place.adapters.apply(Change("added", place.engine))
     await place.has("own", *names)
     (line,) = caplog.messages

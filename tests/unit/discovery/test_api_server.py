@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from kvsync.config import KubernetesSettings
 from kvsync.config.credentials import BadFile
-from kvsync.discovery.kubernetes.api import ApiServer, Place, place
+from kvsync.discovery.access import EngineAccess, NoPage, fetch
+from kvsync.discovery.kubernetes.api import ApiServer, Place, Trouble, place
 from kvsync.discovery.kubernetes.reflector import PAUSE_FIRST, PAUSE_LAST, Reflector
 from kvsync.discovery.kubernetes.source import KubernetesSource
 
@@ -70,6 +74,59 @@ def test_authorities_that_are_none_are_refused_at_the_start(tmp_path: Path) -> N
     settings = KubernetesSettings(enabled=True, api_server="https://h:1", namespaces=("a",), ca_file=file)
     with pytest.raises(BadFile, match=r"kubernetes\.ca_file"):
         KubernetesSource(settings, {}, lambda _: None)
+
+
+async def _watch(api: ApiServer) -> None:
+    async with api.stream("/p", {}) as pieces:
+        async for _ in pieces:
+            pass
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02\x46", "garbage"),
+        (HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n", "garbage"),
+        (HEAD + b"X: \x00\r\n\r\n", "garbage"),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", "garbage"),
+        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n{}", "garbage"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}", "garbage"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n50\r\n{}", "cut"),
+        (HEAD + b"Content-Length: 50\r\n\r\n{}", "cut"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "unreachable"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "status"),
+        (b"HTTP/1.1 429 No\r\nRetry-After: \xc2\xb2\r\nContent-Length: 0\r\n\r\n", "throttled"),
+        (b'HTTP/1.1 500 No\r\nContent-Length: 28\r\n\r\n{"message":"a\\u001b[31m\\nb"}', "server_error"),
+    ],
+)
+async def test_what_is_no_http_is_trouble_in_one_line(answer: bytes, reason: str) -> None:
+    """Of whoever asks: for pods, or for an engine's page."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        async with ApiServer(Place(url, None, None, ("n",)), 1.0, 5.0, 2) as api, aiohttp.ClientSession() as session:
+            with pytest.raises(Trouble) as caught:
+                await api.get("/p", {}, 1000)
+            assert caught.value.reason == reason
+            with pytest.raises(Trouble) as watched:
+                await _watch(api)
+            assert watched.value.reason == reason
+            said = [str(caught.value), str(watched.value)]
+            try:
+                assert await fetch(session, EngineAccess(), url, "/v1/models", 1000, 5.0) is None
+            except NoPage as error:
+                said.append(str(error))
+    assert all(text.isprintable() and len(text) < 500 for text in said)
 
 
 class Clock:

@@ -24,6 +24,7 @@ from kvsync.config.addresses import Address, BadAddress, http_address
 from kvsync.config.credentials import BadFile, client_context
 from kvsync.config.discovery import KubernetesSettings
 from kvsync.config.live import Live
+from kvsync.discovery.access import in_a_line
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's token, the cluster's authorities and the pod's namespace."""
@@ -211,16 +212,18 @@ class ApiServer:
         except TimeoutError:
             raise Trouble("timeout", f"{self._base} does not answer in time") from None
         except aiohttp.ClientConnectorCertificateError as error:
-            text = f"{self._base} shows a certificate that kubernetes.ca_file does not vouch for: {error}"
+            text = f"{self._base} shows a certificate that kubernetes.ca_file does not vouch for: {in_a_line(error)}"
             raise Trouble("credentials", text) from None
+        except aiohttp.ClientResponseError as error:
+            raise Trouble("garbage", f"what answers at {self._base} is no HTTP: {in_a_line(error.message)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Trouble("unreachable", f"{self._base} can't be reached: {error or type(error).__name__}") from None
+            raise Trouble("unreachable", f"{self._base} can't be reached: {in_a_line(error)}") from None
         try:
             if response.status != 200:
                 raise await _refusal(response)
             yield response
         except (aiohttp.ClientError, OSError) as error:
-            raise Trouble("cut", f"an answer of {self._base} broke off: {error or type(error).__name__}") from None
+            raise Trouble("cut", f"an answer of {self._base} broke off: {in_a_line(error)}") from None
         finally:
             response.close()
 
@@ -282,8 +285,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> Exception:
     except (Trouble, TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, ValueError, RecursionError):
         said = ""
     reason, mend = _REFUSALS.get(status, ("server_error" if status >= 500 else "status", ""))
-    said = "".join(c if c.isprintable() else " " for c in said[:300])
-    parts = [f"the API server answers {status}", *([said] if said else []), *([f"({mend})"] if mend else [])]
+    parts = [f"the API server answers {status}", *([in_a_line(said)] if said else []), *([f"({mend})"] if mend else [])]
     return Trouble(reason, ": ".join(parts[:2]) + "".join(f" {part}" for part in parts[2:]), _after(response))
 
 

@@ -28,6 +28,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from kvsync.config.discovery import ALL, KubernetesSettings
+from kvsync.discovery.access import in_a_line
 from kvsync.discovery.kubernetes.api import ApiServer, Expired, Trouble
 from kvsync.telemetry.logs import Throttle
 
@@ -519,8 +520,7 @@ class _Lines:
 def _told(error: _Error) -> Exception:
     if error.code == 410:
         return Expired()
-    said = "".join(c if c.isprintable() else " " for c in error.message[:300])
-    return Trouble("server_error", f"the API server ended a watch with {error.code}: {said}")
+    return Trouble("server_error", f"the API server ended a watch with {error.code}: {in_a_line(error.message)}")
 
 
 __all__ = ["Key", "Reflector", "ReflectorStatus", "State", "Unreadable"]
