@@ -164,6 +164,12 @@ def connect(settings: RedisSettings, credentials: Credentials, context: Callable
     return Redis.from_pool(ConnectionPool(TlsConnection if address.tls else Connection, host=host, port=port, **pooled))
 
 
+async def renew(client: Client) -> None:
+    """Have the next calls make connections of their own. A cluster's nodes say themselves where to go."""
+    if isinstance(client, Redis):
+        await client.connection_pool.disconnect(inuse_connections=False)
+
+
 async def close(client: Client) -> None:
     """Close all connections, those to sentinels too."""
     await client.aclose()
@@ -172,4 +178,4 @@ async def close(client: Client) -> None:
             await sentinel.aclose()
 
 
-__all__ = ["LONGEST_REPLY", "Client", "Credentials", "TooLarge", "close", "connect"]
+__all__ = ["LONGEST_REPLY", "Client", "Credentials", "TooLarge", "close", "connect", "renew"]

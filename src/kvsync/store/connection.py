@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import math
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ class Store:
         self._slots = asyncio.Semaphore(settings.connections)
         self._running: set[asyncio.Task[list[Any]]] = set()
         self._kinds: dict[str, Breaker] = {}
+        self._renewed_at = -math.inf
         self._look_now = asyncio.Event()
         self._looked = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -255,6 +257,14 @@ class Store:
         if client is None:
             raise Unanswered("stopped")
         try:
+            return await self._replies(client, commands, limit)
+        except Unanswered as unanswered:
+            if unanswered.reason == "read_only":
+                await self._renew(client)
+            raise
+
+    async def _replies(self, client: Client, commands: Sequence[Command], limit: float) -> list[Any]:
+        try:
             async with asyncio.timeout(limit):
                 replies = await _exchange(client, commands)
         except Exception as error:
@@ -265,6 +275,20 @@ class Store:
             if not fits(command[0], reply):
                 raise self._failed(ValueError(f"{command[0]!s} was answered with {type(reply).__name__}"))
         return replies
+
+    async def _renew(self, client: Client) -> None:
+        """Its address may be another server's by now: after a failover the old one keeps connections, and refuses."""
+        now = self._clock()
+        if now - self._renewed_at < FIRST_REST:
+            return
+        self._renewed_at = now
+        from kvsync.store.client import renew
+
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                await renew(client)
+        except Exception as error:  # they are not used any more, one way or another
+            _log.debug("closing connections to a Redis that is read-only: %r", error)
 
     def _failed(self, error: BaseException) -> Unanswered:
         reason = reason_of(error)

@@ -285,6 +285,30 @@ async def test_a_replica_refuses_writes(valkey: Valkey) -> None:
         assert asked.up
 
 
+@pytest.mark.faults
+async def test_an_address_that_is_another_servers_after_a_failover(tmp_path: Path, valkey: Valkey) -> None:
+    """The old one lives on as the new one's replica and keeps its connections (D1)."""
+    (tmp_path / "new").mkdir()
+    async with Valkey(tmp_path / "new") as new, Proxy(valkey.url) as proxy, store(proxy.endpoint) as asked:
+        await asyncio.gather(*(asked.ask("test", ("INCRBY", "n", 1), budget=5.0) for _ in range(8)))
+        async with valkey.client() as client:
+            await client.execute_command("REPLICAOF", "127.0.0.1", str(new.port))
+        proxy.towards(new.url)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert (await asked.ask("test", ("SET", "after", "1"), budget=5.0)) == [True]
+                break
+            except Unanswered as unanswered:
+                reason = unanswered.reason
+            assert reason == "read_only"
+            assert time.monotonic() < deadline, "it goes on with the old one"
+            await asyncio.sleep(0.01)
+        async with new.client() as client:
+            assert await client.get("after") == b"1"
+        assert asked.up
+
+
 async def test_a_user_without_the_right(valkey: Valkey) -> None:
     async with valkey.client() as client:
         await client.execute_command("ACL", "SETUSER", "kv", "on", ">geheim", "~kvsync:*", "+ping", "+get")
