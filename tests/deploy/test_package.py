@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from scripts.deploy.render import ROOT
 
+from kvsync.extras import how_to_install
 from tests.faults.fleet import SYNC, Listed, models, sim
 from tests.faults.process import running, write
 from tests.faults.words import asks, text
@@ -74,10 +75,16 @@ print(json.dumps(missing))
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("sim", "it needs the extra 'sim' (pip install 'kvsync[sim]')"),
-        ("demo", "the demo needs the extra 'sim' (pip install 'kvsync[sim]')"),
-        ("extproc", "Envoy's external processor needs the extra 'envoy' (pip install 'kvsync[envoy]')"),
-        ("watch tcp://127.0.0.1:5557", "watching KV events requires ZMQ support (pip install 'kvsync[zmq]')"),
+        ("sim", f"it needs the extra 'sim' ({how_to_install('sim')})"),
+        ("demo", f"the demo needs the extra 'sim' ({how_to_install('sim')})"),
+        (
+            "extproc",
+            f"Envoy's external processor needs the extra 'envoy' ({how_to_install('envoy')})",
+        ),
+        (
+            "watch tcp://127.0.0.1:5557",
+            f"watching KV events requires ZMQ support ({how_to_install('zmq')})",
+        ),
     ],
 )
 def test_what_needs_an_extra_says_which(python: str, tmp_path: Path, command: str, sentence: str) -> None:
@@ -95,7 +102,7 @@ def test_a_configuration_is_checked_and_its_doubts_are_told(python: str, tmp_pat
     done = kvsync(python, "config", "check", "fleet.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "events.enabled = true  # fleet.yaml" in done.stdout
-    assert "Warning: KV event sync requires ZMQ support (pip install 'kvsync[zmq]')" in done.stderr
+    assert f"Warning: KV event sync requires ZMQ support ({how_to_install('zmq')})" in done.stderr
 
 
 async def test_requests_are_served_without_events_and_it_is_said(python: str, tmp_path: Path) -> None:
@@ -105,7 +112,7 @@ async def test_requests_are_served_without_events_and_it_is_said(python: str, tm
             details = await gateway.ready()
             assert details["kv_sync"]["state"] == "waiting"
             (sentence,) = details["kv_sync"]["unmet"]
-            assert sentence == "KV event sync requires ZMQ support (pip install 'kvsync[zmq]')"
+            assert sentence == f"KV event sync requires ZMQ support ({how_to_install('zmq')})"
             assert details["redis"]["state"] == "unavailable"
             assert "pip install 'kvsync[redis]'" in details["redis"]["problem"]
             messages = asks(text())
@@ -123,5 +130,5 @@ def test_strict_does_not_start_without_what_events_need(python: str, tmp_path: P
     write(tmp_path / "fleet.yaml", {"events": {"enabled": True, "strict": True}, "tokenizer": SYNC["tokenizer"]})
     done = kvsync(python, "serve", "-c", "fleet.yaml", "--port", "0", "--admin-port", "0", cwd=tmp_path)
     assert done.returncode == 1
-    assert "KV event sync requires ZMQ support (pip install 'kvsync[zmq]')" in done.stderr.partition("Error: ")[2]
+    assert f"KV event sync requires ZMQ support ({how_to_install('zmq')})" in done.stderr.partition("Error: ")[2]
     assert "Traceback" not in done.stderr

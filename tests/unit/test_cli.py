@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kvsync.cli.process import clients_within
 
@@ -89,3 +91,29 @@ def test_the_external_processor_names_the_extra_that_it_needs(tmp_path: Path) ->
     assert result.returncode == 1
     assert result.stderr.startswith("Error: ")
     assert "pip install 'kvsync[envoy]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "section", "more"),
+    [("serve", "gateway", {}), ("extproc", "extproc", {"gateway.enabled": False, "extproc.enabled": True})],
+)
+def test_flags_are_settings(
+    command: str, section: str, more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[object, dict[str, object]]] = []
+    module = import_module(f"kvsync.cli.{command}")
+    monkeypatch.setattr(module, "run", lambda file, flags: given.append((file, dict(flags))))
+    flags = {
+        "--host": (f"{section}.host", "::1"),
+        "--port": (f"{section}.port", 9001),
+        "--admin-host": ("admin.host", "127.0.0.2"),
+        "--admin-port": ("admin.port", 9002),
+        "--log-level": ("telemetry.log_level", "debug"),
+        "--log-format": ("telemetry.log_format", "json"),
+    }
+    words = [str(word) for flag, (_, value) in flags.items() for word in (flag, value)]
+    for arguments in (["-c", "fleet.yaml", *words], []):
+        done = CliRunner().invoke(getattr(module, command), arguments)
+        assert (done.exit_code, done.output) == (0, "")
+    settings = dict(flags.values())
+    assert given == [(Path("fleet.yaml"), more | settings), (None, more | dict.fromkeys(settings))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvsync.extras import how_to_install
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
@@ -44,3 +47,12 @@ def test_rust() -> None:
         for name, wanted in {**crates["dependencies"], **crates.get("dev-dependencies", {})}.items():
             version = wanted if isinstance(wanted, str) else wanted.get("version")
             assert version is None or re.search(rf"`{name}` {version}\b", PAGE), name
+
+
+def test_extras_that_messages_name_can_be_installed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"how_to_install\('(\w+)'\)", sources))
+    assert {"zmq", "redis"} <= named <= set(extras)
+    assert "pip install 'kvsync[" not in sources.replace(inspect.getsource(how_to_install), "")
+    assert how_to_install("zmq") == "pip install 'kvsync[zmq]', or '.[zmq]' in its checkout"

@@ -55,6 +55,6 @@ def main() -> None:
     already cached.
 
     \b
-    A minute's look (pip install 'kvsync[sim]'):   kvsync demo
-    Two engines and one file:                      kvsync serve -c fleet.yaml
+    A minute's look (with the extra 'sim'):   kvsync demo
+    Two engines and one file:                 kvsync serve -c fleet.yaml
     """

@@ -6,18 +6,57 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
 from kvsync.cli.process import OTHER_FILES, allow_files, clients_within, settle_collector
 from kvsync.config import ConfigError, Settings, load
+from kvsync.extras import how_to_install
 
 log = logging.getLogger("kvsync")
 
 
-def run(file: Path | None, flags: dict[str, object]) -> None:
+Flags: TypeAlias = Mapping[str, object]
+"""Settings by their dotted names; ``None`` where a flag was not given."""
+
+
+def options(
+    section: str, *, host: str, port: str
+) -> Callable[[Callable[[Path | None, Flags], None]], Callable[..., None]]:
+    """Give a command its options, and what they say as file and flags.
+
+    Args:
+        section: of the settings, where the command's own address and port are.
+        host, port: what those two are.
+    """
+    told = {
+        "host": (str, f"{section}.host", host),
+        "port": (int, f"{section}.port", port),
+        "admin_host": (str, "admin.host", "Address of the admin port"),
+        "admin_port": (int, "admin.port", "Admin port: health, metrics, admin API"),
+        "log_level": (str, "telemetry.log_level", "debug, info, warning or error"),
+        "log_format": (str, "telemetry.log_format", "text or json"),
+    }
+
+    def decorate(command: Callable[[Path | None, Flags], None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(file: Path | None, **given: object) -> None:
+            command(file, {setting: given[name] for name, (_, setting, _) in told.items()})
+
+        for name, (kind, setting, what) in reversed(told.items()):
+            click.option(f"--{name.replace('_', '-')}", type=kind, help=f"{what} ({setting}).")(called)
+        path = click.Path(path_type=Path)
+        return click.option("-c", "--config", "file", type=path, help="YAML file with the fleet and settings.")(called)
+
+    return decorate
+
+
+def run(file: Path | None, flags: Flags) -> None:
     """Until SIGTERM or SIGINT.
 
     Raises:
@@ -33,7 +72,7 @@ def run(file: Path | None, flags: dict[str, object]) -> None:
             import_module("google.protobuf")
         except ModuleNotFoundError as missing:
             raise click.ClickException(
-                f"{missing}: Envoy's external processor needs the extra 'envoy' (pip install 'kvsync[envoy]')"
+                f"{missing}: Envoy's external processor needs the extra 'envoy' ({how_to_install('envoy')})"
             ) from None
     import uvloop
 
@@ -53,7 +92,7 @@ def run(file: Path | None, flags: dict[str, object]) -> None:
         ) from None
 
 
-async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]) -> None:
+async def _serve(settings: Settings, file: Path | None, flags: Flags) -> None:
     from kvsync.app import App
 
     loop = asyncio.get_running_loop()
@@ -106,4 +145,4 @@ async def _serve(settings: Settings, file: Path | None, flags: dict[str, object]
     log.info("stopped")
 
 
-__all__ = ["run"]
+__all__ = ["Flags", "options", "run"]

@@ -6,26 +6,12 @@ from pathlib import Path
 
 import click
 
-from kvsync.cli.run import run
+from kvsync.cli.run import Flags, options, run
 
 
 @click.command()
-@click.option("-c", "--config", "file", type=click.Path(path_type=Path), help="YAML file with the fleet and settings.")
-@click.option("--host", help="Address of the data port (gateway.host).")
-@click.option("--port", type=int, help="Data port (gateway.port).")
-@click.option("--admin-host", help="Address of the admin port (admin.host).")
-@click.option("--admin-port", type=int, help="Admin port: health, metrics, admin API (admin.port).")
-@click.option("--log-level", help="debug, info, warning or error (telemetry.log_level).")
-@click.option("--log-format", help="text or json (telemetry.log_format).")
-def serve(
-    file: Path | None,
-    host: str | None,
-    port: int | None,
-    admin_host: str | None,
-    admin_port: int | None,
-    log_level: str | None,
-    log_format: str | None,
-) -> None:
+@options("gateway", host="Address of the data port", port="Data port")
+def serve(file: Path | None, flags: Flags) -> None:
     """Run the gateway in the foreground.
 
     Clients talk to it as to one vLLM server that has all the models. It sends each request to the engine that already
@@ -50,12 +36,4 @@ def serve(
     See what is in force, and every fault at once:  kvsync config check fleet.yaml
     See that it works:                              curl localhost:8081/readyz
     """
-    flags: dict[str, object] = {
-        "gateway.host": host,
-        "gateway.port": port,
-        "admin.host": admin_host,
-        "admin.port": admin_port,
-        "telemetry.log_level": log_level,
-        "telemetry.log_format": log_format,
-    }
     run(file, flags)

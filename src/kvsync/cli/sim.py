@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
+from kvsync.extras import how_to_install
+
 if TYPE_CHECKING:
     from kvsync.engine_sim import SimConfig, SimEngine
 
@@ -78,7 +80,7 @@ def sim(tokenizer: Path | None, prefill_rate: float, decode_rate: float, speed: 
     try:
         from kvsync.engine_sim import SimConfig, SimEngine, TimeModel
     except ModuleNotFoundError as missing:
-        raise click.ClickException(f"{missing}: it needs the extra 'sim' (pip install 'kvsync[sim]')") from missing
+        raise click.ClickException(f"{missing}: it needs the extra 'sim' ({how_to_install('sim')})") from missing
     if tokenizer is not None:
         options["tokenizer"] = tokenizer
     try:

@@ -35,6 +35,7 @@ from kvsync.events.types import (
     Salt,
     SkippedEvent,
 )
+from kvsync.extras import how_to_install
 
 if TYPE_CHECKING:
     from kvsync.discovery.model import Engine
@@ -83,7 +84,7 @@ def watch(events: str, replay: str | None, from_seq: int | None, as_json: bool, 
     from kvsync.events.sync import zmq_installed
 
     if not zmq_installed():
-        raise click.ClickException("watching KV events requires ZMQ support (pip install 'kvsync[zmq]')")
+        raise click.ClickException(f"watching KV events requires ZMQ support ({how_to_install('zmq')})")
     asyncio.run(_watch(events, replay, from_seq or 0, as_json, count))
 
 

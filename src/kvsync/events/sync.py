@@ -19,6 +19,7 @@ from typing import Literal, Protocol, TypeAlias
 from kvsync.config.model import EventsSettings, Settings
 from kvsync.discovery.model import Change, Engine
 from kvsync.events.contracts import Snapshot, WorkerStatus
+from kvsync.extras import how_to_install
 
 log = logging.getLogger("kvsync.events")
 
@@ -107,7 +108,7 @@ def unmet_conditions(settings: Settings, *, zmq_installed: Callable[[], bool] = 
             "themselves)"
         )
     if not zmq_installed():
-        unmet.append("KV event sync requires ZMQ support (pip install 'kvsync[zmq]')")
+        unmet.append(f"KV event sync requires ZMQ support ({how_to_install('zmq')})")
     return tuple(unmet)
 
 

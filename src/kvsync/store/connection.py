@@ -31,6 +31,7 @@ from kvsync.breaker import Breaker
 from kvsync.config.credentials import client_context, password
 from kvsync.config.live import Live
 from kvsync.config.redis import RedisSettings
+from kvsync.extras import how_to_install
 from kvsync.store.replies import DEAD, Unanswered, fits, reason_of
 from kvsync.telemetry.logs import Throttle
 
@@ -104,7 +105,7 @@ class Store:
         if not installed():
             self._state = "unavailable"
             self._problem = (
-                "redis.url is set, and the package for it is not installed (pip install 'kvsync[redis]'); "
+                f"redis.url is set, and the package for it is not installed ({how_to_install('redis')}); "
                 "this gateway works alone"
             )
             return

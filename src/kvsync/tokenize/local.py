@@ -20,6 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvsync.extras import how_to_install
 from kvsync.tokenize.boundaries import Boundaries, Cut, spaced
 from kvsync.tokenize.cache import TokenCache
 from kvsync.tokenize.errors import LocalFailed
@@ -78,9 +79,7 @@ class LocalTokenizer:
 
             from kvsync.tokenize.template import ChatTemplate
         except ImportError as error:
-            raise LocalFailed(
-                "no_extra", f"{error.name} is not installed (pip install 'kvsync[tokenizers]')"
-            ) from error
+            raise LocalFailed("no_extra", f"{error.name} is not installed ({how_to_install('tokenizers')})") from error
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise LocalFailed("no_file", f"{path} does not exist")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvsync.extras import how_to_install
 from tests.faults.publisher import Publisher
 
 COMMAND = [sys.executable, "-c", "from kvsync.cli.watch import watch; watch(prog_name='kvsync watch')"]
@@ -190,5 +191,5 @@ def test_without_zmq() -> None:
         [sys.executable, "-c", command, "tcp://127.0.0.1:1"], capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 1
-    assert "watching KV events requires ZMQ support (pip install 'kvsync[zmq]')" in done.stderr
+    assert f"watching KV events requires ZMQ support ({how_to_install('zmq')})" in done.stderr
     assert "Traceback" not in done.stderr

@@ -73,7 +73,7 @@ def test_each_condition_names_its_variable_its_field_and_its_mend(
 
 def test_missing_zmq_is_a_condition() -> None:
     (sentence,) = unmet_conditions(settings(), zmq_installed=lambda: False)
-    assert sentence == "KV event sync requires ZMQ support (pip install 'kvsync[zmq]')"
+    assert sentence == "KV event sync requires ZMQ support (pip install 'kvsync[zmq]', or '.[zmq]' in its checkout)"
 
 
 def test_all_that_is_unmet_is_named_at_once() -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 import click
 import uvloop
 
+from kvsync.extras import how_to_install
 from kvsync.telemetry import logs
 
 
@@ -37,9 +38,7 @@ def demo(seed: int, engines: int, keep: bool, as_json: bool) -> None:
 
         from kvsync.cli.demo.plays import run
     except ModuleNotFoundError as missing:
-        raise click.ClickException(
-            f"{missing}: the demo needs the extra 'sim' (pip install 'kvsync[sim]')"
-        ) from missing
+        raise click.ClickException(f"{missing}: the demo needs the extra 'sim' ({how_to_install('sim')})") from missing
     logs.setup("warning", "text")
     plays = uvloop.run(run(seed, engines, keep, Console(quiet=as_json)))
     if as_json:
