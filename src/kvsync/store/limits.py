@@ -24,6 +24,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol, TypeGuard
 
@@ -288,18 +289,16 @@ class Limits:
 
     async def _judge_model(self, model: str, limit: int, budget: float) -> Verdict | None:
         second = int(self._wall())
-        before, so_far = self._seconds.get(model, (second, 0))
-        own = so_far + 1 if before == second else 1
-        counted = "alone"
+        count: int | None = None
         if budget > 0:
             key = f"aibrix_model:{model}_MODEL_RPS_CURRENT:{second % BINS}".encode()
-            try:
+            with suppress(Unanswered):
                 count, _ = await self._store.ask("limits", *_count(key, 1, 1), budget=budget)
-            except Unanswered:
-                pass
-            else:
-                counted, own = "shared", count
-        self._seconds[model] = second, own
+        counted = "alone" if count is None else "shared"
+        known, so_far = self._seconds.get(model, (second, 0))  # as it is now: others may have counted meanwhile
+        own = count if count is not None else so_far + 1 if known == second else 1
+        if known <= second:
+            self._seconds[model] = second, own
         refused = own > limit
         self._telemetry.limited("model", "rps_exceeded" if refused else "allowed", counted)
         return Verdict("model_rps", model, limit, 1) if refused else None

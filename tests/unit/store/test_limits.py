@@ -335,6 +335,42 @@ async def test_models_have_a_second_and_a_refused_user_takes_none_of_it() -> Non
     assert replica.limits.begin(b"", "m") is None
 
 
+@pytest.mark.parametrize("user", [b"", b"alice"])
+async def test_those_that_wait_together_for_a_server_that_hangs_are_counted_one_by_one(user: bytes) -> None:
+    server = Hanging()
+    replica = Replica(server, {"m": 5 if not user else 1000}, requests_per_minute=5)
+    waiting = [asyncio.create_task(replica.ask(user)) for _ in range(20)]
+    await asyncio.sleep(0)
+    server.gives_up.set()
+    assert sum(verdict.refused is None for verdict in await asyncio.gather(*waiting)) == 5
+
+
+async def test_an_answer_that_comes_in_the_next_second_is_of_its_own() -> None:
+    server = Server()
+    replica = Replica(server, {"m": 5})
+    server.held = asyncio.Event()
+    waiting = asyncio.create_task(replica.ask(b""))
+    await asyncio.sleep(0)
+    held, server.held = server.held, None
+    replica.now += 1
+    for _ in range(5):
+        assert (await replica.ask(b"")).refused is None
+    held.set()
+    assert (await waiting).refused is None
+    server.fails = True
+    assert (await replica.ask(b"")).refused == "model_rps", "five were counted in this second"
+
+
+class Hanging(Server):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gives_up = asyncio.Event()
+
+    async def ask(self, kind: str, *commands: Command, budget: float) -> list[Any]:
+        await self.gives_up.wait()
+        raise Unanswered("timeout")
+
+
 async def test_nothing_is_asked_where_nothing_is_limited() -> None:
     server = Server()
     replica = Replica(server, users=False)
