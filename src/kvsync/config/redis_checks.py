@@ -30,6 +30,9 @@ def check_redis(redis: RedisSettings | None) -> Iterator[Problem]:
     if redis.load.lifetime < 2 * redis.load.interval:
         message = f"{redis.load.lifetime:g} s is too short for news every {redis.load.interval:g} s"
         yield Problem((*place, "load", "lifetime"), message, "give at least twice redis.load.interval")
+    if redis.snapshots.lifetime < 2 * redis.snapshots.interval:
+        message = f"{redis.snapshots.lifetime:g} s is too short for snapshots every {redis.snapshots.interval:g} s"
+        yield Problem((*place, "snapshots", "lifetime"), message, "give at least twice redis.snapshots.interval")
     if redis.url is not None:
         yield from _url(redis, redis.url)
 

@@ -79,6 +79,7 @@ def test_secrets_do_not_stand_in_a_url(faults: Faults) -> None:
         ({"prefix": "a:b"}, "redis.prefix", "pattern"),
         ({"budget": 0}, "redis.budget", "greater than 0"),
         ({"load": {"interval": 1.5}}, "redis.load.lifetime", "too short"),
+        ({"snapshots": {"interval": 301}}, "redis.snapshots.lifetime", "too short"),
         ({"load": {"interval": 0.001}}, "redis.load.interval", "greater than or equal"),
         ({"address": "a"}, "redis.address", "is not a setting"),
     ],
