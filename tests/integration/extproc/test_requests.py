@@ -211,7 +211,7 @@ async def test_beyond_envoys_own_limit(tmp_path: Path) -> None:
         assert answer.status == 413
         assert answer.json["error"] == {
             "message": "Payload Too Large",
-            "type": "api_error",
+            "type": "invalid_request_error",
             "code": "request_payload_too_large",
             "param": None,
         }
@@ -270,7 +270,7 @@ async def test_what_is_malformed_is_told_so(tmp_path: Path) -> None:
         for raw, status in MALFORMED:
             answer = await made.say(raw)
             assert answer.status == status, raw[:80]
-            assert b'"type":"api_error"' in answer.body
+            assert b'"type":"invalid_request_error"' in answer.body
         assert made.figure("kvsync_extproc_streams_total", event="opened") == 0
         for host in (b"Host: h\r\n", b""):
             client = await made.client()
