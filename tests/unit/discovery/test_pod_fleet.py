@@ -111,8 +111,8 @@ def test_a_port_that_events_come_from_has_one_owner() -> None:
     assert followed(fleet) == {"old": (None, None), "new": ("5557", "5558")}
     (note,) = next(fleet.among([("n", "old")])).notes
     assert note == (
-        "its port 5557 at 10.0.0.1 is that of n/new, too: its events are not followed. Give it a container port "
-        "kv-events that is its own"
+        "its port 5557 at 10.0.0.1 is that of n/new, too: its events are not followed. Give it an address or a "
+        "container port kv-events of its own"
     )
     assert next(fleet.among([("n", "new")])).notes == ()
     assert steps(fleet.update([publishing("new", 9000, started=2)], [])) == [("gone", "new"), ("changed", "old")]
@@ -144,7 +144,7 @@ def test_in_a_nodes_network_nobody_has_what_none_of_two_names() -> None:
     two = publishing("two", 9000, started=2, assumed=chance)
     fleet.update([], [publishing("one", started=1, assumed=chance), two])
     assert followed(fleet) == {"one": (None, None), "two": (None, None)}
-    assert "is that of another pod on its node, too" in next(fleet.among([("n", "one")])).notes[0]
+    assert "is that of another pod, too" in next(fleet.among([("n", "one")])).notes[0]
     fleet.update([], [publishing("three", 9001, started=3, assumed=chance)])
     assert followed(fleet)["three"] == (None, None)
     fleet.update([], [publishing("three", 9001, started=3)])

@@ -171,6 +171,9 @@ def test_events_from_a_network_of_their_own() -> None:
     found = engine(labels, meta=status)
     assert found.url == "http://10.0.0.1:8000"
     assert (found.events, found.replay) == ("tcp://[fd01::7]:5557", "tcp://[fd01::7]:5558")
+    assert verdict(labels, meta=status).assumed == {"events", "replay"}  # an annotation takes no other pod's events
+    own = status | {"status": {"podIP": "fd01::7"}}
+    assert verdict(labels, meta={"annotations": status["annotations"]}, status=own["status"]).assumed == set()
 
 
 @pytest.mark.parametrize("status", [None, "", "{", "{}", "[7]", "[" * 100_000, json.dumps(NETWORKS)])

@@ -208,14 +208,15 @@ def _streams(engine: Engine) -> Iterator[tuple[Stream, int]]:
 
 def _shared(stream: Stream, port: int, engine: Engine, owner: Key | None) -> str:
     name = EVENTS_PORT_NAME if stream == "events" else REPLAY_PORT_NAME
-    whose = "that of another pod on its node" if owner is None else f"that of {'/'.join(owner)}"
+    whose = "that of another pod" if owner is None else f"that of {'/'.join(owner)}"
     result = (
         "its events are not followed"
         if stream == "events"
         else "replay is asked of the engine instead (vLLM 0.31 and later)"
     )
     where = _host(str(engine.events)).partition("://")[2]
-    return f"its port {port} at {where} is {whose}, too: {result}. Give it a container port {name} that is its own"
+    mend = f"Give it an address or a container port {name} of its own"
+    return f"its port {port} at {where} is {whose}, too: {result}. {mend}"
 
 
 __all__ = ["PodFleet"]

@@ -84,7 +84,8 @@ class Verdict:
     was started last. In its node's network, where one that is about to end still has its ports, that one comes last."""
     assumed: frozenset[Stream] = frozenset()
     """Of the engine's ports, those that another pod may as well have: in its node's network, and named by none of its
-    containers (who names one has it for itself: the scheduler sees to that)."""
+    containers (who names one has it for itself: the scheduler sees to that); or at an address that is an annotation's
+    word, which anybody can write."""
 
     @property
     def name(self) -> str:
@@ -344,7 +345,7 @@ def _served(pod: _Pod, state: _State, said: _Said, key: Key) -> Verdict:
             max(began or "", state.start_time or ""),
             meta.creation_timestamp or "",
         ),
-        assumed=frozenset(stream for stream, ports in named.items() if on_node and not ports),
+        assumed=frozenset(stream for stream, ports in named.items() if source != host or (on_node and not ports)),
     )
 
 
