@@ -113,7 +113,7 @@ class Conversation:
     @property
     def unfinished(self) -> bool:
         """The request did not come whole, so far."""
-        return self._admitted is not None and self._course is None and not self._told
+        return self._course is None and not self._told
 
     def end(self, outcome: Outcome) -> None:
         """The stream is over. May be called again."""

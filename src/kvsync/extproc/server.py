@@ -151,16 +151,18 @@ class ExtProc:
         gate = self._rooms.gate  # users' tokens are counted by their answers
         read_answers = self._settings.read_answers or (gate is not None and gate.users)
         talk = Conversation(self._desk, self._admission, self._telemetry, read_answers=read_answers)
+        malformed = False
         try:
             await self._converse(talk, context)
         except DecodeError:
+            malformed = True
             self._telemetry.extproc_stream("malformed")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of Envoy's external processing")
         except grpc.aio.InternalError:
             return  # what is written to a stream that just ended
         finally:
             self.streams -= 1
-            if talk.unfinished:
+            if talk.unfinished and not malformed:
                 self._telemetry.extproc_stream("incomplete_request")
             talk.end(self._ending)
 

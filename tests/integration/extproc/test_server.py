@@ -186,14 +186,18 @@ async def test_what_is_no_message_and_what_is_too_long() -> None:
         await call.read()
         await call.write(body(b" " * (1 << 16)))
         assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        silent = process(channel)
+        await eventually(lambda: app.extproc is not None and app.extproc.streams == 1)
+        silent.cancel()  # before its first message
         empty = process(channel)
         await empty.write(b"")
         await empty.write(pb.ProcessingRequest(response_headers=pb.HttpHeaders()).SerializeToString())
         assert pb.ProcessingResponse.FromString(await empty.read()).HasField("response_headers")
         empty.cancel()
         await eventually(lambda: app.extproc is not None and app.extproc.streams == 0)
-        event = {"event": "malformed"}
-        assert app.metrics.registry.get_sample_value("kvsync_extproc_streams_total", event) == 1
+        for event, count in {"opened": 4, "malformed": 1, "incomplete_request": 3}.items():
+            found = app.metrics.registry.get_sample_value("kvsync_extproc_streams_total", {"event": event})
+            assert found == count, event
 
 
 async def test_an_address_that_is_taken() -> None:
