@@ -227,6 +227,22 @@ async def test_watches_that_say_something_and_end_at_once_do_not_turn_a_loop(
         await followed.has(kube, a=True)
 
 
+async def test_a_flood_of_news_keeps_nobody_from_the_event_loop(
+    fake: FakeApiServer, kube: Kube, tmp_path: Path
+) -> None:
+    """(F2) Whatever came in one piece."""
+    line = json.dumps({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "1"}}})
+    async with following(fake, kube, tmp_path) as followed:
+        await watched(fake)
+        fake.say(2000 * (line.encode() + b"\n"))
+        turns = set()
+        async with asyncio.timeout(20):
+            while (done := followed.count("bookmarks")) < 2000:
+                turns.add(done)
+                await asyncio.sleep(0)
+        assert len(turns) > 100
+
+
 async def test_objects_that_no_one_asked_for_cost_only_themselves(
     fake: FakeApiServer, kube: Kube, tmp_path: Path
 ) -> None:

@@ -201,8 +201,8 @@ async def test_an_address_that_another_pod_gets_brings_no_credit_along(
 
 
 async def test_events_from_where_another_pod_is_now_credit_no_other(server: Server, kube: Kube, tmp_path: Path) -> None:
-    """The end of a pod is not told, and the pod that has its address serves another port. What is published there is
-    the new one's, and would be the old one's, too."""
+    """(K2) The end of a pod is not told, and the pod that has its address serves another port. What is published there
+    is the new one's, and would be the old one's, too."""
     prompt = tokens()
     later = UP | {"startTime": "2026-02-01T00:00:00Z"}
     async with Engine("a") as engine, sim("tiny") as other, gateway_of(server, kube, tmp_path) as gateway:

@@ -50,6 +50,8 @@ MAX_LINE_BYTES: Final = 8 << 20
 MAX_OBJECTS: Final = 100_000
 """Of one list, that the digest keeps something of."""
 MAX_PAGES: Final = 10_000
+LINES_AT_ONCE: Final = 16
+"""Of a watch. Thousands may be there at once, and requests don't wait for all of them."""
 LARGE: Final = 256 << 10
 """JSON from this size on is read in a thread."""
 GRACE: Final = 0.25
@@ -411,8 +413,10 @@ class Reflector(Generic[T]):
                 self._opened = self._clock()
                 lines = _Lines()
                 async for piece in pieces:
-                    for line in lines.add(piece):
+                    for number, line in enumerate(lines.add(piece)):
                         await self._take(line)
+                        if number % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+                            await asyncio.sleep(0)
                 if lines.unfinished:
                     trouble = Trouble("cut", "a watch ended within a line")
         except TimeoutError:
