@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +48,7 @@ log = logging.getLogger("kvsync.events")
 RETRY_FIRST: Final = 1.0
 RETRY_LAST: Final = 30.0
 WARMING: Final = 8
-"""Engines whose snapshots are under way: patience is for one's own, and no more than so many are in memory."""
+"""Workers whose snapshots are under way: patience is for one's own, and no more than so many are in memory."""
 
 
 class _Registration:
@@ -314,25 +313,26 @@ class EventManager:
             if figures.queries and self._on_hits is not None:
                 self._on_hits(worker, figures.queries, figures.hits)
 
-    async def _snapshots(self, targets: Sequence[Target]) -> dict[str, Snapshot]:
-        """What other replicas told of these, as far as it is there in time. Without a replay it would be of no use:
-        nothing shows then which process answers."""
-        warm = self._warm
-        if warm is None:
-            return {}
-        asked = {asyncio.create_task(_unless_it_fails(warm(t))): t.worker for t in targets if t.replay is not None}
-        if not asked:
-            return {}
+    async def _follow(self, reader: Reader, target: Target, first: bool) -> None:
+        """Follow a stream. ``first``: its worker was not followed before, and may begin with a snapshot; not without a
+        replay, as nothing shows then which process answers."""
+        if self._warm is None or target.replay is None or not first:
+            await asyncio.wrap_future(reader.follow(target, None))
+            return
+        async with self._warming:  # until the sink has it, so that so many are in memory and no more
+            snapshot = await self._told(self._warm, target)
+            await asyncio.wrap_future(reader.follow(target, snapshot))
+
+    async def _told(self, warm: Warm, target: Target) -> Snapshot | None:
+        """What other replicas told, if it is there in time."""
         try:
-            done, late = await asyncio.wait(asked, timeout=self._warm_timeout)
-        finally:
-            for task in asked:
-                task.cancel()
-        if late:
-            workers = ", ".join(asked[task] for task in late)
-            log.warning("no snapshot of %s in %g s; all is replayed", workers, self._warm_timeout)
-        found = {asked[task]: task.result() for task in done}
-        return {worker: snapshot for worker, snapshot in found.items() if snapshot is not None}
+            async with asyncio.timeout(self._warm_timeout):
+                return await warm(target)
+        except TimeoutError:
+            log.warning("no snapshot of %s in %g s; all is replayed", target.worker, self._warm_timeout)
+        except Exception:  # whatever it is, the stream can be replayed
+            log.exception("a snapshot can't be had")
+        return None
 
     async def _keep(self, registration: _Registration) -> None:
         """Keep one engine's streams where the engine says they are."""
@@ -348,11 +348,12 @@ class EventManager:
                 located = await self._locator.locate(registration.engine)
                 complete = located.complete
                 news = [t for t in located.targets if _news(followed.get(t.worker), t, complete)]
-                async with self._warming if self._warm is not None else nullcontext():
-                    known = await self._snapshots([t for t in news if t.worker not in followed])
-                    for target in news:
-                        await asyncio.wrap_future(self._reader.follow(target, known.get(target.worker)))
-                        followed[target.worker] = target
+                following = (self._follow(self._reader, target, target.worker not in followed) for target in news)
+                done = await asyncio.gather(*following, return_exceptions=True)
+                followed.update((t.worker, t) for t, fault in zip(news, done, strict=True) if fault is None)
+                for fault in done:
+                    if fault is not None:
+                        raise fault
                 if self._scraper is not None:  # now that the reader knows whom it is about
                     self._scraper.look(registration.engine)
             except NotLocated as error:
@@ -371,14 +372,6 @@ class EventManager:
                 delay = RETRY_FIRST
             except TimeoutError:
                 delay = min(2 * delay, RETRY_LAST)
-
-
-async def _unless_it_fails(asked: Awaitable[Snapshot | None]) -> Snapshot | None:
-    try:
-        return await asked
-    except Exception:  # whatever it is, the stream can be replayed
-        log.exception("a snapshot can't be had")
-        return None
 
 
 def _workers(engine: Engine) -> set[str]:

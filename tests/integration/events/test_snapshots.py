@@ -205,6 +205,24 @@ async def test_a_large_fleet_asks_for_few_at_a_time_and_each_has_its_own_patienc
     assert most == WARMING
 
 
+async def test_ranks_of_an_engine_are_asked_for_few_at_a_time(make: Make) -> None:
+    """So that no more of them are in memory than of as many engines."""
+    asking: set[str] = set()
+    most: list[int] = []
+
+    async def warm(target: Target) -> Snapshot | None:
+        asking.add(target.worker)
+        most.append(len(asking))
+        await asyncio.sleep(0.005)
+        asking.remove(target.worker)
+        return None
+
+    async with publishing() as publisher, replica(make, warm=warm) as wide:
+        await wide.manager.add(engine_of(publisher, "a", data_parallel_size=2 * WARMING))
+        await wide.until(lambda: len(most) == 2 * WARMING)
+    assert max(most) == WARMING
+
+
 async def test_without_a_replay_endpoint_nobody_asks_for_one(make: Make) -> None:
     asked = []
 
