@@ -200,7 +200,7 @@ class App:
         self.admin = Admin(
             settings.admin,
             AdminPorts(
-                metrics=self.metrics.render,
+                metrics=self.metrics.look,
                 ready=self.report.ready,
                 workers=self.report.workers,
                 decision=self._decision,

@@ -48,8 +48,8 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 class AdminPorts:
     """What the admin port shows."""
 
-    metrics: Callable[[], bytes]
-    """The text of ``/metrics``."""
+    metrics: Callable[[], Callable[[], bytes]]
+    """Takes the figures of this moment; what makes the text of ``/metrics`` of them, in any thread."""
     ready: Callable[[], tuple[bool, Mapping[str, object]]]
     """Whether requests can be served, and details (the mode, unmet conditions)."""
     workers: Callable[[], Sequence[Mapping[str, object]]]
@@ -151,7 +151,8 @@ class Admin:
         return _json({"ready": ready, **details}, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._ports.metrics(), headers={"Content-Type": CONTENT_TYPE})
+        text = await asyncio.to_thread(self._ports.metrics())
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _workers(self, request: web.Request) -> web.Response:
         return _json({"workers": self._ports.workers()})

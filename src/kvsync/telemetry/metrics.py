@@ -10,10 +10,12 @@ Other rooms count in plain attributes where that is cheaper; :meth:`Metrics.at_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from kvsync.telemetry.aibrix import Gateway, PrefixCache, Zmq, ZmqFigures
 from kvsync.telemetry.families import Families
@@ -34,6 +36,14 @@ ALARMS: Final = ("not_located", "no_connection", "handshake", "silent")
 DISCOVERY_STATES: Final = ("starting", "synced", "failing", "degraded")
 KV_SYNC_STATES: Final = ("off", "waiting", "running")
 REDIS_STATES: Final = ("off", "unavailable", "connecting", "up", "down")
+
+
+class _Taken(Collector):
+    def __init__(self, figures: Sequence[Metric]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Sequence[Metric]:
+        return self._figures
 
 
 class Metrics:
@@ -196,14 +206,21 @@ class Metrics:
         self._start_seconds = families.gauge("kvsync_start_seconds", "From the start until enough had caught up.")
 
     def at_scrape(self, callback: Callable[[], None]) -> None:
-        """Have it called before every :meth:`render`, to put in what other rooms count themselves."""
+        """Have it called before every :meth:`look`, to put in what other rooms count themselves."""
         self._scraped.append(callback)
 
-    def render(self) -> bytes:
-        """The text of ``GET /metrics`` (:data:`CONTENT_TYPE`)."""
+    def look(self) -> Callable[[], bytes]:
+        """Take all figures as they are now. The function makes the text of ``GET /metrics`` of them
+        (:data:`CONTENT_TYPE`), in any thread: of a thousand workers there are 46,000 lines."""
         for callback in self._scraped:
             callback()
-        return generate_latest(self.registry)
+        taken = CollectorRegistry(auto_describe=False)
+        taken.register(_Taken(list(self.registry.collect())))
+        return lambda: generate_latest(taken)
+
+    def render(self) -> bytes:
+        """The text of this moment."""
+        return self.look()()
 
     def add_worker(self, worker: str) -> None:
         """The worker may have series from now on."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,6 +67,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.look = self.metrics.look
         self.index = Index()
         self.words = Words()
         self.ready = True
@@ -94,7 +97,7 @@ async def desk(**options: Any) -> AsyncIterator[Desk]:
     admin = Admin(
         AdminSettings(host="127.0.0.1", port=0),
         AdminPorts(
-            metrics=made.metrics.render,
+            metrics=lambda: made.look(),
             ready=made.is_ready,
             workers=lambda: [{"worker": "a", "trust": "exact", "last_sequence": 7}],
             decision=lambda request_id: {"request_id": request_id, "why": "so"} if request_id == "r-1" else None,
@@ -127,6 +130,33 @@ async def test_health_readiness_and_metrics() -> None:
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             text = await response.text()
         assert 'kvsync_requests_total{path="/v1/completions",reason="engine",status="200"} 1.0' in text
+
+
+async def test_making_the_text_of_metrics_keeps_nobody_waiting() -> None:
+    """(F2) With a thousand workers it takes half a second; the figures themselves belong to the event loop."""
+    async with desk() as made:
+        threads: list[bool] = []
+        looked, go_on = asyncio.Event(), threading.Event()
+
+        def text() -> bytes:
+            threads.append(threading.current_thread() is threading.main_thread())
+            assert go_on.wait(20)
+            return b"late"
+
+        def look() -> Callable[[], bytes]:
+            looked.set()
+            threads.append(threading.current_thread() is threading.main_thread())
+            return text
+
+        made.look = look
+        asked = asyncio.create_task(made.session.get(made.url + "/metrics"))
+        async with asyncio.timeout(20):
+            await looked.wait()
+            assert await made.ask("GET", "/readyz") == (200, {"ready": True, "mode": "kv-sync"})
+            go_on.set()
+            async with await asked as response:
+                assert await response.read() == b"late"
+        assert threads == [True, False]
 
 
 async def test_workers_and_decisions() -> None:

@@ -259,6 +259,14 @@ def test_the_prefix_cache_metrics_are_there_only_when_switched_on() -> None:
     assert b"aibrix_kvcache_zmq_connections_total" in text
 
 
+def test_a_look_has_the_figures_of_its_moment(metrics: Metrics) -> None:
+    everything(metrics)
+    text, look = metrics.render(), metrics.look()
+    everything(metrics)
+    assert look() == text
+    assert metrics.render() != text
+
+
 def test_series_go_with_their_worker(metrics: Metrics) -> None:
     everything(metrics, "w")
     before = samples(metrics)
