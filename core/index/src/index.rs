@@ -538,13 +538,20 @@ impl Index {
         observation
     }
 
-    /// End what answers taught for no longer than this, and go on giving back what workers that lost all held.
+    /// End what answers taught for no longer than this, and go on giving back what workers held that lost all, or most.
     pub fn expire(&self, now: f64) {
         let workers: Vec<_> = self.registry.read().by_name.values().cloned().collect();
         for registered in workers {
             let has_runs = registered.worker(&registered.model.body.read()).is_some_and(Worker::has_runs);
             if has_runs {
                 self.change(&registered, |worker, _| worker.expire(now));
+            }
+            let mut tidy = registered.worker(&registered.model.body.read()).is_none_or(Worker::is_tidy);
+            while !tidy {
+                let mut guard = registered.model.body.write();
+                let worker = guard.workers.get_mut(&registered.registration);
+                tidy = worker.is_none_or(|worker| worker.tidy(&mut Steps::new(STEPS_OF_SWEEPING)));
+                RwLockWriteGuard::unlock_fair(guard);
             }
         }
         for model in self.models() {

@@ -25,6 +25,7 @@ use crate::event::{EngineHash, Tier};
 use crate::holders::SetId;
 use crate::key::BlockKey;
 use crate::shared::{self, Kind, Member, Shared};
+use crate::steps::Steps;
 use crate::table::Table;
 
 pub(crate) use cut::{Census, Cut, Rest};
@@ -469,9 +470,15 @@ impl Store {
         dropped
     }
 
-    /// To be called when no block's number is kept.
-    pub(crate) fn tidy(&mut self) {
-        self.own.tidy();
+    /// Go on giving back memory that own blocks took, if it is much; to be called when no block's number is kept. True when
+    /// all is done.
+    pub(crate) fn tidy(&mut self, steps: &mut Steps) -> bool {
+        self.own.tidy(steps)
+    }
+
+    /// Is there nothing more to give back?
+    pub(crate) fn is_tidy(&self) -> bool {
+        self.own.is_tidy()
     }
 
     // -- lookups

@@ -89,12 +89,14 @@ impl Cut {
     }
 }
 
-/// How far one worker's store was gone through, by its own store and then by its aliases.
+/// How far one worker's store was gone through, by its own store and then by its aliases; at the end, the memory is given
+/// back that the own store took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// So many slots of its own store, and all aliases.
     Own(usize),
     Aliases(table::Place),
+    Memory,
 }
 
 impl Rest {
@@ -128,6 +130,7 @@ impl Store {
                 dropped += gone;
             }
             Rest::Aliases(place) => from = place,
+            Rest::Memory => return (0, (!self.tidy(steps)).then_some(Rest::Memory)),
         }
         let Self { aliases, hasher, .. } = self;
         let goes = |alias: &Alias| cut.takes(shared.depth(alias.slot), shared.is_read(alias.slot));
@@ -137,7 +140,7 @@ impl Store {
             shared.leave(alias.slot, member, Kind::Alias);
         }
         self.plain -= gone.len() as u64;
-        (dropped + gone.len() as u64, rest.map(Rest::Aliases))
+        (dropped + gone.len() as u64, Some(rest.map_or(Rest::Memory, Rest::Aliases)))
     }
 
     /// Take out of the count what was dropped of its plain blocks under shared names. Returns how many those are.

@@ -1,8 +1,8 @@
 //! The blocks that one worker holds in a way of its own: names, copies, keys.
 //!
-//! One slab entry per distinct block; two hash tables find it, by engine hash and by block key, and hold nothing but
+//! One slot per distinct block; two hash tables find it, by engine hash and by block key, and hold nothing but
 //! slot numbers. A block lives while any place (tier and group) holds a copy of it. The copies of the first place that
-//! the worker speaks of, its *home*, stand in the slab itself; those of other places in side tables.
+//! the worker speaks of, its *home*, stand with it; those of other places in side tables.
 //!
 //! What must always hold:
 //!
@@ -17,6 +17,7 @@
 
 mod doubt;
 mod keys;
+mod slots;
 mod snapshot;
 
 use std::collections::BTreeMap;
@@ -30,11 +31,9 @@ use crate::key::BlockKey;
 use crate::steps::Steps;
 
 pub(crate) use keys::{Spot, Walk};
+use slots::Slots;
 
-/// Free slots that a store keeps whatever it holds.
-const MOST_FREE: usize = 1024;
-
-/// The number of a slab entry.
+/// The number of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Slot(u32);
 
@@ -119,8 +118,7 @@ impl Block {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Own {
-    blocks: Vec<Block>,
-    free: Vec<Slot>,
+    blocks: Slots,
     names: HashTable<Slot>,
     keys: HashTable<Slot>,
     hidden: HashMap<BlockKey, u32>,
@@ -129,6 +127,8 @@ pub(crate) struct Own {
     tiers: Vec<Tier>,
     side: Vec<HashMap<Slot, Copies>>,
     doubtful: HashSet<(Place, Slot)>,
+    /// Tables that are to be fitted to what is left in them, one at a time: those are not laid out in steps.
+    wide: usize,
     /// Keys that a block got or lost since this was last taken; with their depth.
     touched: Vec<(BlockKey, u32)>,
     /// Bytes that names take apart from their slots.
@@ -153,15 +153,14 @@ impl Own {
 
     /// Distinct blocks.
     pub(crate) fn blocks(&self) -> usize {
-        self.blocks.len() - self.free.len()
+        self.blocks.used()
     }
 
     /// Bytes of memory that it takes, about.
     pub(crate) fn bytes(&self) -> usize {
         let tables = self.names.allocation_size() + self.keys.allocation_size() + self.hidden.allocation_size();
         let side: usize = self.side.iter().map(HashMap::allocation_size).sum();
-        let blocks = self.blocks.capacity() * size_of::<Block>() + self.free.capacity() * size_of::<Slot>();
-        blocks + tables + side + self.doubtful.allocation_size() + self.named
+        self.blocks.bytes() + tables + side + self.doubtful.allocation_size() + self.named
     }
 
     // -- places
@@ -189,7 +188,7 @@ impl Own {
 
     fn copies(&self, place: Place, slot: Slot) -> Copies {
         if place == Place::HOME {
-            self.blocks[slot.at()].home
+            self.blocks[slot].home
         } else {
             self.side[place.0 - 1].get(&slot).copied().unwrap_or_default()
         }
@@ -197,7 +196,7 @@ impl Own {
 
     fn set_copies(&mut self, place: Place, slot: Slot, new: Copies) {
         let old = self.copies(place, slot);
-        let block = &mut self.blocks[slot.at()];
+        let block = &mut self.blocks[slot];
         if place == Place::HOME {
             block.home = new;
         } else if new == Copies::default() {
@@ -249,7 +248,7 @@ impl Own {
 
     /// Where a block stands of which there is nothing to tell but that.
     pub(crate) fn plain(&self, slot: Slot) -> Option<Spot> {
-        let block = &self.blocks[slot.at()];
+        let block = &self.blocks[slot];
         let plain = block.placement == Placement::Known && block.places == 1 && block.home == Copies(1);
         plain.then_some(Spot { key: block.key, depth: block.depth, guessed: false })
     }
@@ -261,7 +260,7 @@ impl Own {
     }
 
     fn free_if_gone(&mut self, slot: Slot) {
-        if self.blocks[slot.at()].places == 0 {
+        if self.blocks[slot].places == 0 {
             self.unplace(slot);
             self.free(slot);
         }
@@ -270,29 +269,23 @@ impl Own {
     // -- names
 
     pub(crate) fn find(&self, name: &EngineHash<'_>) -> Option<Slot> {
-        self.names.find(self.hasher.hash_one(name), |slot| self.blocks[slot.at()].name == *name).copied()
+        self.names.find(self.hasher.hash_one(name), |slot| self.blocks[*slot].name == *name).copied()
     }
 
     /// The slot of a name, a new one if it has none.
     fn slot_of(&mut self, name: &EngineHash<'_>) -> Slot {
-        let Self { blocks, free, names, hasher, .. } = self;
+        let Self { blocks, names, hasher, .. } = self;
         let entry = names.entry(
             hasher.hash_one(name),
-            |slot| blocks[slot.at()].name == *name,
-            |slot| hasher.hash_one(&blocks[slot.at()].name),
+            |slot| blocks[*slot].name == *name,
+            |slot| hasher.hash_one(&blocks[*slot].name),
         );
         match entry {
             Entry::Occupied(found) => *found.get(),
             Entry::Vacant(vacant) => {
-                let slot = free.last().copied().unwrap_or_else(|| {
-                    // 2³² blocks of one worker are more than any memory holds
-                    Slot(u32::try_from(blocks.len()).expect("fewer than 2^32 blocks"))
-                });
+                let slot = blocks.take();
                 vacant.insert(slot);
-                if free.pop().is_none() {
-                    blocks.push(Block::vacant());
-                }
-                blocks[slot.at()].name = name.to_owned_hash();
+                blocks[slot].name = name.to_owned_hash();
                 self.named += name.content().len();
                 slot
             }
@@ -330,7 +323,8 @@ impl Own {
         while left > 0 && steps.are_left() {
             left -= 1;
             steps.take(Steps::LOOKED_AT);
-            let (slot, block) = (Slot(left as u32), &self.blocks[left]);
+            let slot = Slot(left as u32);
+            let block = &self.blocks[slot];
             if block.places > 0 && goes(block.spot()) {
                 for place in (0..self.tiers.len()).map(Place) {
                     self.set_copies(place, slot, Copies::default());
@@ -347,46 +341,64 @@ impl Own {
         self.blocks.len()
     }
 
-    /// Give back what free slots take, if it is much. No slot of before is valid any more.
-    pub(crate) fn tidy(&mut self) {
-        if self.free.len() < MOST_FREE || self.free.len() < self.blocks() {
-            return;
+    /// Go on giving back what free slots take, if it is much. No slot of before is valid any more. True when all is done.
+    pub(crate) fn tidy(&mut self, steps: &mut Steps) -> bool {
+        self.blocks.pack_if_sparse();
+        if self.blocks.is_packing() {
+            while let Some((from, to)) = self.blocks.pack(steps) {
+                self.note_move(from, to);
+            }
+            if !self.blocks.is_packing() {
+                self.wide = 3 + self.side.len();
+            }
+        } else if self.wide > 0 {
+            self.wide -= 1;
+            self.shrink_table(self.wide);
         }
-        let live = self.blocks();
-        let mut moved = HashMap::with_capacity(live);
-        let blocks = std::mem::replace(&mut self.blocks, Vec::with_capacity(live));
-        self.free = Vec::new();
-        for (at, block) in blocks.into_iter().enumerate().filter(|(_, block)| block.places > 0) {
-            moved.insert(Slot(at as u32), Slot(self.blocks.len() as u32));
-            self.blocks.push(block);
+        self.is_tidy()
+    }
+
+    /// Is there nothing that was begun to be given back?
+    pub(crate) fn is_tidy(&self) -> bool {
+        !self.blocks.is_packing() && self.wide == 0
+    }
+
+    fn shrink_table(&mut self, number: usize) {
+        let Self { blocks, names, keys, hasher, .. } = self;
+        match number {
+            0 => names.shrink_to_fit(|slot| hasher.hash_one(&blocks[*slot].name)),
+            1 => keys.shrink_to_fit(|slot| hasher.hash_one(blocks[*slot].key)),
+            2 => self.doubtful.shrink_to_fit(),
+            side => self.side[side - 3].shrink_to_fit(),
         }
-        let Self { blocks, hasher, .. } = self;
-        let by_name = |slot: &Slot| hasher.hash_one(&blocks[slot.at()].name);
-        let by_key = |slot: &Slot| hasher.hash_one(blocks[slot.at()].key);
-        let mut names = HashTable::with_capacity(blocks.len());
-        let mut keys = HashTable::with_capacity(blocks.len());
-        for (at, block) in blocks.iter().enumerate() {
-            let slot = Slot(at as u32);
-            names.insert_unique(by_name(&slot), slot, by_name);
-            if matches!(block.placement, Placement::Known | Placement::Guessed) {
-                keys.insert_unique(by_key(&slot), slot, by_key);
+    }
+
+    /// A block stands in another slot now.
+    fn note_move(&mut self, from: Slot, to: Slot) {
+        let Self { blocks, names, keys, hasher, .. } = self;
+        let block = &blocks[to];
+        *names.find_mut(hasher.hash_one(&block.name), |slot| *slot == from).expect("a block is found by its name") = to;
+        if matches!(block.placement, Placement::Known | Placement::Guessed) {
+            *keys.find_mut(hasher.hash_one(block.key), |slot| *slot == from).expect("and by its key") = to;
+        }
+        for place in (0..self.tiers.len()).map(Place) {
+            if place != Place::HOME
+                && let Some(copies) = self.side[place.0 - 1].remove(&from)
+            {
+                self.side[place.0 - 1].insert(to, copies);
+            }
+            if self.doubtful.remove(&(place, from)) {
+                self.doubtful.insert((place, to));
             }
         }
-        self.names = names;
-        self.keys = keys;
-        for side in &mut self.side {
-            *side = side.drain().map(|(slot, copies)| (moved[&slot], copies)).collect();
-        }
-        self.doubtful = self.doubtful.drain().map(|(place, slot)| (place, moved[&slot])).collect();
     }
 
     fn free(&mut self, slot: Slot) {
-        let block = std::mem::replace(&mut self.blocks[slot.at()], Block::vacant());
+        let block = self.blocks.free(slot);
         if let Ok(entry) = self.names.find_entry(self.hasher.hash_one(&block.name), |other| *other == slot) {
             entry.remove();
         }
         self.named -= block.name.content().len();
-        self.free.push(slot);
     }
 }
 

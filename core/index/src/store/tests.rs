@@ -207,7 +207,7 @@ impl World {
 
     fn tidy(&mut self) {
         self.told.iter_mut().for_each(Told::forget_the_gone);
-        self.stores.iter_mut().for_each(Store::tidy);
+        self.stores.iter_mut().for_each(|store| _ = store.tidy(&mut Steps::new(3)));
         let read = std::mem::take(&mut self.read);
         self.read = read.into_iter().filter(|key| self.is_held(*key)).collect();
     }

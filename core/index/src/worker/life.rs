@@ -6,6 +6,7 @@ use crate::counts::Counted;
 use crate::observed::Runs;
 use crate::parked::Parked;
 use crate::shared::Shared;
+use crate::steps::Steps;
 use crate::store::Store;
 
 /// What a worker held before it was emptied. Freeing it takes a while.
@@ -100,6 +101,17 @@ impl Worker {
     #[must_use]
     pub fn is_marked_hidden_keys(&self) -> bool {
         self.marks.hidden_keys == Mark::Fresh
+    }
+
+    /// Go on giving back memory that blocks took. True when all is done.
+    pub(crate) fn tidy(&mut self, steps: &mut Steps) -> bool {
+        self.note_change(); // blocks may stand elsewhere now, though none went
+        self.store.tidy(steps)
+    }
+
+    /// Is there nothing more to give back?
+    pub(crate) fn is_tidy(&self) -> bool {
+        self.store.is_tidy()
     }
 
     /// Does it hold anything by what answers showed?

@@ -46,6 +46,9 @@ pub use lookup::{Match, Trust};
 pub(crate) use observe::Asked;
 pub use observe::{Answer, Observation};
 
+/// Steps of giving back memory after each batch.
+const STEPS_OF_TIDYING: usize = 4_096;
+
 /// Doubtful blocks of a worker whose usable blocks are unknown.
 const MOST_DOUBTFUL: u64 = 65_536;
 
@@ -211,7 +214,7 @@ impl Worker {
             // else it may be of the process before
             self.marks = self.marks.map(Mark::after_batch);
         }
-        self.store.tidy();
+        self.store.tidy(&mut Steps::new(STEPS_OF_TIDYING));
     }
 
     fn stored(&mut self, shared: &mut Shared, event: Stored<'_>) {
@@ -342,12 +345,8 @@ impl Worker {
     /// Drop the blocks of these classes that only this worker's names find. Returns how many those are, and what there is
     /// left to go through.
     pub(crate) fn cut(&mut self, shared: &mut Shared, cut: &Cut, rest: Rest, steps: &mut Steps) -> (u64, Option<Rest>) {
-        let (dropped, rest) = self.store.cut(shared, cut, rest, steps);
-        if rest.is_none() {
-            self.store.tidy();
-        }
         self.note_change(); // blocks may stand elsewhere now, though none went
-        (dropped, rest)
+        self.store.cut(shared, cut, rest, steps)
     }
 
     /// Blocks of it were dropped where all share them. Returns how many that were.

@@ -41,7 +41,7 @@ impl Own {
         let Some(slot) = self.find_key(key) else {
             return 0;
         };
-        let guessed = self.blocks[slot.at()].placement == Placement::Guessed;
+        let guessed = self.blocks[slot].placement == Placement::Guessed;
         let mut dropped = 0;
         for place in (0..self.tiers.len()).map(Place) {
             let copies = self.copies(place, slot);

@@ -27,7 +27,7 @@ impl Spot {
 impl Own {
     /// Where a block stands that has a key.
     pub(crate) fn spot(&self, slot: Slot) -> Option<Spot> {
-        let block = &self.blocks[slot.at()];
+        let block = &self.blocks[slot];
         (block.placement != Placement::None).then(|| Spot {
             key: block.key,
             depth: block.depth,
@@ -47,7 +47,7 @@ impl Own {
 
     /// The one block that has this key.
     pub(super) fn find_key(&self, key: BlockKey) -> Option<Slot> {
-        self.keys.find(self.hasher.hash_one(key), |slot| self.blocks[slot.at()].key == key).copied()
+        self.keys.find(self.hasher.hash_one(key), |slot| self.blocks[*slot].key == key).copied()
     }
 
     /// Give a block without a key its place in a chain; a guess gives way to every other block that has its key.
@@ -68,19 +68,19 @@ impl Own {
             let Self { blocks, keys, hasher, .. } = self;
             let entry = keys.entry(
                 hasher.hash_one(key),
-                |slot| blocks[slot.at()].key == key,
-                |slot| hasher.hash_one(blocks[slot.at()].key),
+                |slot| blocks[*slot].key == key,
+                |slot| hasher.hash_one(blocks[*slot].key),
             );
             match entry {
                 Entry::Occupied(_) if guessed => return,
-                Entry::Occupied(mut found) if blocks[found.get().at()].placement == Placement::Guessed => {
+                Entry::Occupied(mut found) if blocks[*found.get()].placement == Placement::Guessed => {
                     let guess = std::mem::replace(found.get_mut(), slot);
                     self.forget_placement(guess);
                     Placement::Known
                 }
                 Entry::Occupied(found) => {
                     let (twin, _) = found.remove();
-                    blocks[twin.at()].placement = Placement::Hidden;
+                    blocks[twin].placement = Placement::Hidden;
                     self.hidden.insert(key, 2);
                     Placement::Hidden
                 }
@@ -90,7 +90,7 @@ impl Own {
                 }
             }
         };
-        let block = &mut self.blocks[slot.at()];
+        let block = &mut self.blocks[slot];
         (block.key, block.depth, block.placement) = (key, depth, placement);
         self.touched.push((key, depth));
         self.totals.placed += 1;
@@ -99,8 +99,8 @@ impl Own {
 
     /// Take a block's key away, if it has one.
     pub(super) fn unplace(&mut self, slot: Slot) {
-        let key = self.blocks[slot.at()].key;
-        match self.blocks[slot.at()].placement {
+        let key = self.blocks[slot].key;
+        match self.blocks[slot].placement {
             Placement::None => return,
             Placement::Known | Placement::Guessed => {
                 if let Ok(entry) = self.keys.find_entry(self.hasher.hash_one(key), |other| *other == slot) {
@@ -121,7 +121,7 @@ impl Own {
 
     /// Of a block that no table finds by its key any more.
     fn forget_placement(&mut self, slot: Slot) {
-        let block = &mut self.blocks[slot.at()];
+        let block = &mut self.blocks[slot];
         self.totals.placed -= 1;
         self.totals.guessed -= u64::from(block.placement == Placement::Guessed);
         block.placement = Placement::None;
@@ -156,7 +156,7 @@ impl Walk<'_> {
     #[inline]
     pub(crate) fn held(&mut self, place: Place, key: BlockKey, even_doubtful: bool) -> bool {
         self.find(key).is_some_and(|slot| {
-            let block = &self.own.blocks[slot.at()];
+            let block = &self.own.blocks[slot];
             let copies = if place == Place::HOME { block.home } else { self.own.copies(place, slot) };
             copies.held(even_doubtful) && (even_doubtful || block.placement != Placement::Guessed)
         })

@@ -36,7 +36,7 @@ impl Own {
     }
 
     fn image_of(&self, slot: Slot) -> Option<Other<'_>> {
-        let block = &self.blocks[slot.at()];
+        let block = &self.blocks[slot];
         let mut copies = Vec::with_capacity(block.places.into());
         for place in 0..self.tiers.len() {
             let here = self.copies(Place(place), slot);
@@ -59,7 +59,7 @@ impl Own {
     pub(crate) fn hide(&mut self, slot: Slot, spot: Spot) {
         let Spot { key, depth, .. } = spot;
         *self.hidden.entry(key).or_default() += 1;
-        let block = &mut self.blocks[slot.at()];
+        let block = &mut self.blocks[slot];
         (block.key, block.depth, block.placement) = (key, depth, Placement::Hidden);
         self.touched.push((key, depth));
         self.totals.placed += 1;

@@ -10,15 +10,14 @@ use super::*;
 impl Own {
     /// Everything that must always hold.
     fn check(&self) {
-        let live = |slot: &Slot| !self.free.contains(slot);
+        self.blocks.check();
         assert_eq!(self.names.len(), self.blocks());
         let mut totals = Totals::default();
-        for (at, block) in self.blocks.iter().enumerate() {
-            let slot = Slot(at as u32);
+        for slot in (0..self.blocks.len()).map(|at| Slot(at as u32)) {
+            let block = &self.blocks[slot];
             let places: Vec<_> = self.places.iter().map(|(of, place)| (of.0, self.copies(*place, slot))).collect();
             assert_eq!(block.places as usize, places.iter().filter(|(_, copies)| copies.count() > 0).count());
-            assert_eq!(live(&slot), block.places > 0, "a block lives while a place holds it");
-            if !live(&slot) {
+            if block.places == 0 {
                 assert!(block.placement == Placement::None);
                 continue;
             }
@@ -29,7 +28,8 @@ impl Own {
             }
             totals.placed += u64::from(block.placement != Placement::None);
             totals.guessed += u64::from(block.placement == Placement::Guessed);
-            let same_key = self.blocks.iter().filter(|b| b.placement != Placement::None && b.key == block.key);
+            let same_key =
+                self.blocks.iter().map(|(_, b)| b).filter(|b| b.placement != Placement::None && b.key == block.key);
             match block.placement {
                 Placement::None => {}
                 Placement::Known | Placement::Guessed => {
@@ -57,24 +57,24 @@ enum Step {
     Miss(u64),
     DropDoubtful,
     Cut(u32),
-    Tidy,
+    Tidy(usize),
 }
 
 const PLACES: [(Tier, i64); 4] = [(Tier::Gpu, 0), (Tier::Gpu, 1), (Tier::Cpu, 0), (Tier::Storage, -7)];
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (0..PLACES.len(), 0u64..6).prop_map(|(place, name)| Step::Add(place, name)),
-        3 => (0..PLACES.len(), 0u64..6, prop::option::weighted(0.2, 0u32..3), any::<bool>())
+        4 => (0..PLACES.len(), 0u64..10).prop_map(|(place, name)| Step::Add(place, name)),
+        3 => (0..PLACES.len(), 0u64..10, prop::option::weighted(0.2, 0u32..3), any::<bool>())
             .prop_map(|(place, name, left, doubt)| Step::Remove(place, name, left, doubt)),
-        3 => (0u64..6, 0u64..4, any::<bool>()).prop_map(|(name, key, guessed)| Step::Key(name, spot(key, guessed))),
+        3 => (0u64..10, 0u64..4, any::<bool>()).prop_map(|(name, key, guessed)| Step::Key(name, spot(key, guessed))),
         1 => (0..PLACES.len(), 0u64..4).prop_map(|(place, key)| Step::Confirm(place, key)),
         1 => (0u64..4).prop_map(Step::Miss),
         1 => Just(Step::DropDoubtful),
         1 => (0u32..3).prop_map(Step::Cut),
-        1 => Just(Step::Tidy),
+        3 => (1usize..12).prop_map(Step::Tidy),
     ];
-    prop::collection::vec(step, 0..60)
+    prop::collection::vec(step, 0..150)
 }
 
 /// What a store holds: copies by place and name, keys by name.
@@ -178,7 +178,7 @@ proptest! {
                     plain.copies.retain(|(_, name), _| !gone.contains(name));
                     prop_assert_eq!(store.cut(usize::MAX, &mut Steps::new(usize::MAX), goes), (gone.len() as u64, 0));
                 }
-                Step::Tidy => store.tidy(),
+                Step::Tidy(steps) => _ = store.tidy(&mut Steps::new(steps)),
             }
             plain.forget_the_gone();
             let model = &plain.copies;
@@ -248,12 +248,23 @@ fn memory_is_given_back() {
     for name in 0..10_000u64 {
         let slot = store.add(place, &EngineHash::Unsigned(name));
         store.add(offload, &EngineHash::Unsigned(name));
-        store.set_spot(slot, Spot { key: BlockKey(name), depth: name as u32, guessed: name == 5 });
+        store.set_spot(slot, Spot { key: BlockKey(name), depth: name as u32, guessed: name == 9_905 });
     }
-    let goes = |spot: Option<(BlockKey, u32)>| spot.is_some_and(|(_, depth)| depth >= 100);
+    let doubtful = store.add(offload, &EngineHash::Unsigned(9_950));
+    assert!(store.remove(offload, doubtful, None, true));
+    let goes = |spot: Option<(BlockKey, u32)>| spot.is_some_and(|(_, depth)| depth < 9_900);
     assert_eq!(store.cut(usize::MAX, &mut Steps::new(usize::MAX), goes), (9900, 0));
-    store.tidy();
-    assert_eq!((store.blocks.len(), store.blocks.capacity()), (100, 100));
+    let (full, mut pieces) = (store.bytes(), 0);
+    while !store.tidy(&mut Steps::new(1000)) {
+        pieces += 1;
+    }
+    assert!(
+        (26..=34).contains(&pieces),
+        "slots are looked at, a hundred moved, the others given back, then tables: {pieces}"
+    );
+    assert_eq!(store.blocks.len(), 100);
+    assert!(store.bytes() < full / 50, "{} of {full} bytes", store.bytes());
     store.check();
-    assert!(store.walk().held(offload, BlockKey(99), false) && !store.walk().held(place, BlockKey(100), false));
+    assert!(store.walk().held(offload, BlockKey(9_999), false) && !store.walk().held(place, BlockKey(100), false));
+    assert_eq!([false, true].map(|even| store.walk().held(offload, BlockKey(9_950), even)), [false, true]);
 }
