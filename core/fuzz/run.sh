@@ -2,8 +2,8 @@
 # Fuzz each target for so many seconds: core/fuzz/run.sh [seconds] [target ...]
 #
 # What `cargo fuzz` would do, with the stable compiler alone: coverage is asked of LLVM, libFuzzer is built by libfuzzer-sys
-# (it needs a C++ compiler). The index has no unsafe code of its own, so that overflows and broken assertions are what is
-# looked for, and no sanitizer. What is found stands in artifacts/, what was learned in corpus/.
+# (it needs a C++ compiler). The index has no unsafe code of its own but in page.rs, so that overflows and broken assertions
+# are what is looked for, and no sanitizer. What is found stands in artifacts/, what was learned in corpus/.
 set -eu
 cd "$(dirname "$0")"
 seconds=${1:-60}
