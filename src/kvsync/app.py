@@ -427,7 +427,8 @@ class App:
         if status == 200:
             self.router.answered(decision, tokenized, cached)
             self.tokenizer.answered(decision.tokenized, decision.chosen.worker)
-        self.kv_sync.served(decision.chosen.worker)
+        if self.audit.may_publish(decision, status, usage):
+            self.kv_sync.served(decision.chosen.worker)
 
 
 async def _keep(what: str, step: Callable[[], Awaitable[None]]) -> None:

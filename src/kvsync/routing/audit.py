@@ -33,6 +33,10 @@ from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 _log = logging.getLogger(__name__)
 
+DEFAULT_BLOCK: Final = 16
+"""Tokens; vLLM's own default where nothing else is said."""
+_LARGE_BLOCK: Final = 4096
+"""Tokens that fill any block."""
 LONGEST_FOR_REFERENCE: Final = 32_768
 """Tokens of a prompt that the pure-Python index is asked about: its hashing holds up the event loop."""
 
@@ -299,6 +303,23 @@ class Audit:
             if known := self._workers.get(worker):
                 known.proposal = proposal
                 known.evidence.clear()
+
+    def may_publish(self, decision: Decision, status: int, usage: Mapping[str, object] | None) -> bool:
+        """Whether the engine may have blocks to tell of by this answer. It has none where prompt and answer, as far as
+        their lengths are known, fill no block: what its own size is, before it published anything, others of its model
+        tell."""
+        if status != 200:
+            return False
+        told = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if usage else []
+        tokens = sum(count for count in told if isinstance(count, int)) or decision.prompt_tokens
+        if not tokens or tokens >= _LARGE_BLOCK:
+            return True
+        try:
+            sizes = self._index.block_sizes(decision.model)
+        except Exception:
+            self._metrics.index_failed(decision.model)
+            return True
+        return tokens >= (sizes.get(decision.chosen.worker) or min(sizes.values(), default=DEFAULT_BLOCK))
 
     def _block_size(self, worker: str, model: str) -> int:
         return self._index.block_sizes(model).get(worker, 0)

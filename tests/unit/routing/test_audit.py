@@ -304,6 +304,42 @@ def test_one_block_short_now_and_then_is_a_contradiction() -> None:
     assert place.resynced == ["w"]
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "answer", "status", "may"),
+    [
+        (15, None, 200, False),
+        (16, None, 200, True),
+        (0, None, 200, True),  # nobody knows
+        (6, {"prompt_tokens": 6, "completion_tokens": 9}, 200, False),
+        (6, {"prompt_tokens": 6, "completion_tokens": 10}, 200, True),
+        (6, {"prompt_tokens": None, "completion_tokens": "many"}, 200, False),
+        (0, {"prompt_tokens": 7}, 200, False),
+        (100, None, 400, False),
+    ],
+)
+def test_an_answer_that_fills_no_block_is_none_that_an_engine_would_tell_of(
+    prompt_tokens: int, answer: dict[str, object] | None, status: int, may: bool
+) -> None:
+    place = Place()
+    assert place.audit.may_publish(decision(0, prompt_tokens=prompt_tokens), status, answer) is may
+
+
+def test_before_an_engine_published_others_of_its_model_tell_how_large_a_block_is() -> None:
+    place = Place()
+    place.index.sizes = {"x": 64, "y": 32}
+    assert not place.audit.may_publish(decision(0, prompt_tokens=31), 200, None)
+    assert place.audit.may_publish(decision(0, prompt_tokens=32), 200, None)
+    place.index.sizes = {}
+    assert not place.audit.may_publish(decision(0, prompt_tokens=15), 200, None)
+    assert place.audit.may_publish(decision(0, prompt_tokens=16), 200, None)
+
+    def fail(model: str) -> dict[str, int]:
+        raise RuntimeError("broken")
+
+    place.index.block_sizes = fail  # type: ignore[method-assign]
+    assert place.audit.may_publish(decision(0, prompt_tokens=15), 200, None)
+
+
 def test_an_index_that_fails_while_acting_costs_no_answer() -> None:
     place = Place()
 
