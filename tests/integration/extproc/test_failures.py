@@ -165,7 +165,9 @@ async def test_dead(tmp_path: Path, name: str) -> None:
             assert (other.status, other.message) == (501, "unknown request path")
         else:
             assert answer.status == other.status == 503
-            assert str(answer.json["error"]["code"]).startswith("ext_proc_error")  # type: ignore[index]
+            error = answer.json["error"]
+            assert (error["code"], error["type"]) == ("ext_proc_error", "api_error")  # type: ignore[index]
+            assert "could not ask" in str(error["message"])  # type: ignore[index]
         assert len(made.engines[0].requests) == (2 if "open" in name else 1)
 
 
