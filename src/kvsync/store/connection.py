@@ -32,7 +32,7 @@ from kvsync.config.credentials import client_context, password
 from kvsync.config.live import Live
 from kvsync.config.redis import RedisSettings
 from kvsync.extras import how_to_install
-from kvsync.store.replies import DEAD, Unanswered, fits, reason_of
+from kvsync.store.replies import DEAD, Unanswered, fits, reason_of, refuses
 from kvsync.telemetry.logs import Throttle
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
+_Kind: TypeAlias = tuple[str, frozenset[str | bytes | int | float]]
+"""What a call is for, and the names of its commands."""
 State: TypeAlias = Literal["off", "unavailable", "connecting", "up", "down"]
 """``off``: not asked for · ``unavailable``: asked for, and this installation can't."""
 
@@ -52,6 +54,8 @@ LONGEST_REST: Final = 10.0
 SLOW: Final = 3
 """Calls of a kind in a row that outlive their budget until the kind rests, for this long:"""
 SLOW_REST: Final = 1.0
+REMEMBERED: Final = 60.0
+"""Seconds for which a refusal is told where nothing of its kind is asked any more."""
 MOST_SHOWN: Final = 200
 """Characters of what a server said that are shown."""
 
@@ -95,6 +99,8 @@ class Store:
         self._slots = asyncio.Semaphore(settings.connections)
         self._running: set[asyncio.Task[list[Any]]] = set()
         self._kinds: dict[str, Breaker] = {}
+        self._refused: dict[_Kind, tuple[float, str]] = {}
+        """Calls that the server does not take as it is now, with when and why: the last one at the end."""
         self._renewed_at = -math.inf
         self._look_now = asyncio.Event()
         self._looked = asyncio.Event()
@@ -136,8 +142,11 @@ class Store:
         return tuple(live for live in (self._secret, self._context) if live is not None)
 
     def describe(self) -> Mapping[str, object]:
-        """For ``/readyz``. It says nothing of readiness: Redis is never needed."""
-        return {"state": self._state, "problem": self._problem}
+        """For ``/readyz``. It says nothing of readiness: Redis is never needed. One that is ``up`` has a problem while
+        it takes no calls of some kind."""
+        self._forget()
+        refused = [why for _, why in self._refused.values()]
+        return {"state": self._state, "problem": refused[-1] if self._state == "up" and refused else self._problem}
 
     def key(self, *parts: str) -> str:
         """The key of this fleet that is called so."""
@@ -212,7 +221,7 @@ class Store:
         breaker.begin()
         verdict = breaker.release
         try:
-            task = await self._send(commands, budget)
+            task = await self._send(kind, commands, budget)
             await asyncio.wait({task}, timeout=max(0.0, budget - (self._clock() - begun)))
             if not task.done():
                 raise Unanswered("timeout", f"no answer in {budget:g} s")
@@ -235,14 +244,14 @@ class Store:
         if self._state != "up":
             raise Unanswered("down")
 
-    async def _send(self, commands: Sequence[Command], budget: float) -> asyncio.Task[list[Any]]:
+    async def _send(self, kind: str, commands: Sequence[Command], budget: float) -> asyncio.Task[list[Any]]:
         """The call, under way."""
         try:
             async with asyncio.timeout(budget):
                 await self._slots.acquire()
         except TimeoutError:
             raise Unanswered("busy", f"no connection was free for {budget:g} s") from None
-        task = asyncio.create_task(self._call(commands, max(budget, self.settings.timeout)))
+        task = asyncio.create_task(self._call(kind, commands, max(budget, self.settings.timeout)))
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -253,16 +262,32 @@ class Store:
         if not task.cancelled():
             task.exception()  # seen: there may be nobody left who waits for it
 
-    async def _call(self, commands: Sequence[Command], limit: float) -> list[Any]:
+    async def _call(self, kind: str, commands: Sequence[Command], limit: float) -> list[Any]:
         client = self._client
         if client is None:
             raise Unanswered("stopped")
+        # Not by the word alone: a server that is full takes a kind's HDEL, and refuses its HSET.
+        same = kind, frozenset(command[0] for command in commands)
         try:
-            return await self._replies(client, commands, limit)
+            replies = await self._replies(client, commands, limit)
         except Unanswered as unanswered:
+            if refuses(unanswered):
+                self._refused.pop(same, None)
+                self._refused[same] = self._clock(), f"{kind} is refused: {unanswered}"
             if unanswered.reason == "read_only":
                 await self._renew(client)
             raise
+        if self._refused.pop(same, None) is not None and not self._refused:
+            self._throttle.log(logging.INFO, "taken", "Redis takes calls again (%s)", kind)
+        return replies
+
+    def _forget(self) -> None:
+        """What was refused long ago and not asked since says nothing of now."""
+        limit = self._clock() - REMEMBERED
+        kept = {same: told for same, told in self._refused.items() if told[0] > limit}
+        if self._refused and not kept:
+            self._throttle.log(logging.INFO, "taken", "Redis has refused no call for %g s", REMEMBERED)
+        self._refused = kept
 
     async def _replies(self, client: Client, commands: Sequence[Command], limit: float) -> list[Any]:
         try:
@@ -312,6 +337,7 @@ class Store:
             if client is None:
                 return
             self._look_now.clear()
+            self._forget()
             begun = self._clock()
             result = "ok"
             try:

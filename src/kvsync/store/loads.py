@@ -20,6 +20,7 @@ What must always hold:
 from __future__ import annotations
 
 import asyncio
+import logging
 import operator
 import secrets
 import time
@@ -34,6 +35,9 @@ import xxhash
 from kvsync.config.redis import LoadSharingSettings
 from kvsync.store.connection import Store
 from kvsync.store.replies import Unanswered
+from kvsync.telemetry.logs import Throttle
+
+_log = logging.getLogger(__name__)
 
 MOST_REPLICAS: Final = 1024
 """Whose news are looked at."""
@@ -133,6 +137,7 @@ class SharedLoads:
         self._workers = workers
         self._telemetry = telemetry
         self._clock = clock
+        self._throttle = Throttle(_log, clock=clock)
         self._me = secrets.token_hex(8).encode()
         self._counter = 0
         self._heard: dict[bytes, _Heard] = {}
@@ -182,19 +187,20 @@ class SharedLoads:
             (fields,) = await self._store.ask("load_read", ("HGETALL", self._key), budget=self._store.settings.timeout)
         except Unanswered as unanswered:  # the store has counted it
             if unanswered.reason in ("too_large", "error"):
-                await self._begin_anew()
+                await self._begin_anew(str(unanswered))
             return
         begun = time.perf_counter()
         self._hear(fields)
         self.add_up()
         self._took = time.perf_counter() - begun
         if len(fields) > MOST_REPLICAS + 1:
-            await self._begin_anew()
+            await self._begin_anew(f"{len(fields)} fields")
         elif gone := self._gone():
             await self._ask("load_tell", ("HDEL", self._key, *gone))
 
-    async def _begin_anew(self) -> None:
+    async def _begin_anew(self, found: str) -> None:
         """What stands there is none of ours, or too much of it to be read so often. Whoever is there tells again."""
+        self._throttle.warning("anew", "what is at %s is no load of replicas, and is removed: %s", self._key, found)
         await self._ask("load_tell", ("DEL", self._key))
 
     def add_up(self) -> None:

@@ -123,6 +123,14 @@ def reason_of(error: BaseException) -> Reason:
     return "fault"
 
 
+def refuses(unanswered: Unanswered) -> bool:
+    """Whether it is because of how the server is set up or off, and not of what is at one key: it will say so to every
+    call of this kind."""
+    if unanswered.reason == "error":
+        return str(unanswered.__cause__).startswith(("MISCONF", "NOREPLICAS"))
+    return unanswered.reason in ("full", "read_only", "no_permission")
+
+
 def _behind(error: BaseException | None) -> list[BaseException]:
     found: list[BaseException] = []
     while error is not None and error not in found:
@@ -131,4 +139,4 @@ def _behind(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["DEAD", "REASONS", "UNDONE", "Reason", "Unanswered", "fits", "reason_of"]
+__all__ = ["DEAD", "REASONS", "UNDONE", "Reason", "Unanswered", "fits", "reason_of", "refuses"]

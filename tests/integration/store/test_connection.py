@@ -277,6 +277,58 @@ async def test_a_full_server_refuses_and_stays_up(tmp_path: Path) -> None:
         assert asked.up
 
 
+async def test_what_a_server_refuses_is_its_problem_until_it_takes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that answers and takes no writes is up, and says what is wrong (D1)."""
+    caplog.set_level("INFO", connection.__name__)
+    told = Told()
+    full = ("--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    async with Valkey(tmp_path, *full) as valkey, store(valkey.url, told) as asked, valkey.client() as client:
+        for kind in ("tell", "count"):
+            with pytest.raises(Unanswered, match="full"):
+                await asked.ask(kind, ("SET", "a", "b"), budget=5.0)
+            assert str(asked.describe()["problem"]).startswith(f"{kind} is refused: full: ")
+        # Neither another kind's success says anything of these, nor what a full server takes of the same kind.
+        assert await asked.ask("read", ("GET", "a"), budget=5.0) == [None]
+        assert await asked.ask("count", ("DEL", "a"), budget=5.0) == [0]
+        looks = told.results["ping", "ok"]
+        asked._look_now.set()
+        await until(lambda: told.results["ping", "ok"] > looks, "it does not look")
+        assert asked.describe()["state"] == "up"
+        assert str(asked.describe()["problem"]).startswith("count is refused: full: ")
+        await client.config_set("maxmemory", 0)
+        assert await asked.ask("count", ("SET", "a", "b"), budget=5.0) == [True]
+        assert str(asked.describe()["problem"]).startswith("tell is refused: full: ")
+        assert "takes calls again" not in caplog.text
+        for _ in range(2):
+            assert await asked.ask("tell", ("SET", "a", "b"), budget=5.0) == [True]
+        assert asked.describe() == {"state": "up", "problem": None}
+        assert caplog.text.count("Redis takes calls again") == 1
+
+
+async def test_what_was_refused_long_ago_is_no_problem_any_more(valkey: Valkey) -> None:
+    now = 0.0
+    asked = Store(RedisSettings(url=valkey.url), Told(), clock=lambda: time.monotonic() + now)
+    await asked.start()
+    await asked.looked()
+    async with valkey.client() as client:
+        await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        await refused(asked, "read_only", "SET", "a", "b", budget=5.0)
+        assert str(asked.describe()["problem"]).startswith("test is refused: read_only: ")
+        now = connection.REMEMBERED
+        assert asked.describe() == {"state": "up", "problem": None}
+    await asked.stop()
+
+
+async def test_what_is_at_one_key_is_no_problem_of_the_server(valkey: Valkey) -> None:
+    async with store(valkey.url) as asked:
+        await asked.ask("test", ("SET", "a", "text"), budget=5.0)
+        await refused(asked, "error", "INCRBY", "a", "1", budget=5.0)
+        await refused(asked, "error", "HGETALL", "a", budget=5.0)
+        assert asked.describe() == {"state": "up", "problem": None}
+
+
 async def test_a_replica_refuses_writes(valkey: Valkey) -> None:
     async with valkey.client() as client:
         await client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -424,6 +476,8 @@ async def test_an_error_nobody_knows_is_an_answer_all_the_same() -> None:
     async with saying(talk) as url, store(url) as asked:
         await refused(asked, "error")
         assert asked.up
+        assert str(asked.describe()["problem"]).startswith("test is refused: error: ")
+        assert len(str(asked.describe()["problem"])) < 300
 
 
 WRONG = (

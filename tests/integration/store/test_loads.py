@@ -107,7 +107,7 @@ async def test_fleets_with_prefixes_of_their_own_do_not_meet(valkey: Valkey) -> 
 
 
 @pytest.mark.parametrize("junk", ["text", "a large field", "many fields"])
-async def test_what_is_no_load_goes_away_by_itself(valkey: Valkey, junk: str) -> None:
+async def test_what_is_no_load_goes_away_by_itself(valkey: Valkey, junk: str, caplog: pytest.LogCaptureFixture) -> None:
     key = "kvsync:load"
     async with valkey.client() as client:
         if junk == "text":
@@ -124,3 +124,4 @@ async def test_what_is_no_load_goes_away_by_itself(valkey: Valkey, junk: str) ->
     first = {"text": "error", "a large field": "too_large", "many fields": "ok"}[junk]
     assert one.results["load_read", first] + two.results["load_read", first] >= 1
     assert not one.results["load_read", "timeout"]
+    assert f"what is at {key} is no load of replicas, and is removed: " in caplog.text
