@@ -62,4 +62,5 @@ async def test_outside_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     assert "this is no pod (there is no KUBERNETES_SERVICE_HOST)" in done.stderr
+    assert "set kubernetes.api_server with token_file, ca_file and namespaces" in done.stderr
     assert "Traceback" not in done.stderr

@@ -83,7 +83,9 @@ def run(file: Path | None, flags: Flags) -> None:
     logs.setup(settings.telemetry.log_level, settings.telemetry.log_format)
     try:
         uvloop.run(_serve(settings, file, flags))
-    except (BadFile, KVSyncRefused) as refused:
+    except BadFile as bad:
+        raise click.ClickException(f"{bad} ({bad.mend})") from None
+    except KVSyncRefused as refused:
         raise click.ClickException(str(refused)) from None
     except OSError as error:
         raise click.ClickException(

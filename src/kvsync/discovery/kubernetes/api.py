@@ -95,7 +95,7 @@ def place(settings: KubernetesSettings, environ: Mapping[str, str], account: Pat
         raise BadFile(
             "api_server",
             "kubernetes.enabled is set, and this is no pod (there is no KUBERNETES_SERVICE_HOST)",
-            "set kubernetes.api_server (and token_file, ca_file), or run it in the cluster",
+            "run it in the cluster, or set kubernetes.api_server with token_file, ca_file and namespaces",
         )
     try:
         url = str(http_address(str(Address("https", host.strip("[]"), int(port)))))
