@@ -33,7 +33,7 @@ from kvsync.tokenize.types import Prompt, TokenizedRequest
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_BLOCK: Final = 16
+_DEFAULT_BLOCK: Final = 16
 """Tokens; vLLM's own default where nothing else is said."""
 _LARGE_BLOCK: Final = 4096
 """Tokens that fill any block."""
@@ -319,7 +319,7 @@ class Audit:
         except Exception:
             self._metrics.index_failed(decision.model)
             return True
-        return tokens >= (sizes.get(decision.chosen.worker) or min(sizes.values(), default=DEFAULT_BLOCK))
+        return tokens >= (sizes.get(decision.chosen.worker) or min(sizes.values(), default=_DEFAULT_BLOCK))
 
     def _block_size(self, worker: str, model: str) -> int:
         return self._index.block_sizes(model).get(worker, 0)
